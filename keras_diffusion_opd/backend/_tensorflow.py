@@ -1,0 +1,44 @@
+"""TensorFlow: see the package's docstring."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def concrete(x: Any) -> np.ndarray | None:
+    """The values of `x` as NumPy, or None for a symbolic tensor."""
+    if isinstance(x, np.ndarray):
+        return x
+    if isinstance(x, tf.Tensor | tf.Variable) and hasattr(x, "numpy") and tf.executing_eagerly():
+        return np.asarray(x.numpy())
+    return None
+
+
+def float64_enabled() -> bool:
+    """TensorFlow keeps float64."""
+    return True
+
+
+def register_pytree(
+    cls: type,
+    flatten: Callable[[Any], tuple[Sequence[tuple[str, Any]], Any]],
+    unflatten: Callable[[Any, Sequence[Any]], Any],
+) -> None:
+    """`tf.nest` has no open registry: the classes travel through `as_fit()` instead."""
+    del cls, flatten, unflatten
+
+
+def compiled(function: Callable[..., Any], models: Sequence[Any] = ()) -> Callable[..., Any]:
+    """`function(*args)` as a `tf.function`, which reads variables when it runs."""
+    del models
+    graph = tf.function(tf.autograph.experimental.do_not_convert(function), reduce_retracing=True)
+
+    def call(*args: Any) -> Any:
+        tensors = tf.nest.map_structure(
+            lambda x: tf.convert_to_tensor(x) if isinstance(x, np.ndarray | np.generic | float | int) else x, args
+        )
+        return graph(*tensors)
+
+    return call

@@ -1,0 +1,48 @@
+"""PyTorch: see the package's docstring."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree
+
+
+def concrete(x: Any) -> np.ndarray | None:
+    """The values of `x` as NumPy, or None while torch traces or on the meta device."""
+    if isinstance(x, np.ndarray):
+        return x
+    if isinstance(x, torch.Tensor) and x.device.type != "meta" and not torch.compiler.is_compiling():
+        x = x.detach().cpu()
+        return np.asarray((x.float() if x.dtype is torch.bfloat16 else x).numpy())
+    return None
+
+
+def float64_enabled() -> bool:
+    """PyTorch keeps float64."""
+    return True
+
+
+def register_pytree(
+    cls: type,
+    flatten: Callable[[Any], tuple[Sequence[tuple[str, Any]], Any]],
+    unflatten: Callable[[Any, Sequence[Any]], Any],
+) -> None:
+    """Make `cls` a node of torch's own trees (torch.export, torch.func)."""
+
+    def flatten_children(x: Any) -> tuple[list[Any], Any]:
+        children, static = flatten(x)
+        return [child for _, child in children], static
+
+    _pytree.register_pytree_node(cls, flatten_children, lambda children, static: unflatten(static, list(children)))
+
+
+def compiled(function: Callable[..., Any], models: Sequence[Any] = ()) -> Callable[..., Any]:
+    """`function(*args)` without gradients. Eager: torch has nothing to gain from a trace of small steps."""
+    del models
+
+    def call(*args: Any) -> Any:
+        with torch.no_grad():
+            return function(*args)
+
+    return call
