@@ -262,6 +262,8 @@ def concatenate_batches(batches: list[PreparedBatch]) -> PreparedBatch:
     if not batches:
         raise ValueError("Nothing to concatenate: `batches` is empty.")
     first = batches[0]
+    if len(batches) == 1:
+        return first
     parts = [batch.as_fit() for batch in batches]
     paths = [[path for path, _ in leaves_with_paths(list(part), "batch")] for part in parts]
     for index, other in enumerate(paths):
