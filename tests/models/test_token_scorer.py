@@ -23,7 +23,7 @@ ENCODER = {
     "vocabulary_size": VOCABULARY,
     "num_layers": 1,
     "hidden_dim": WIDTH,
-    "intermediate_dim": 24,
+    "intermediate_dim": WIDTH,
 }
 BERT = {**ENCODER, "num_heads": 2, "max_sequence_length": 8, "dropout": 0.0}
 DECODER = {**ENCODER, "num_query_heads": 2, "num_key_value_heads": 1}
@@ -37,7 +37,7 @@ def bert(**arguments):
 def t5gemma(**arguments):
     half = {
         "hidden_dim": WIDTH,
-        "intermediate_dim": 24,
+        "intermediate_dim": WIDTH,
         "num_layers": 1,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
