@@ -1,1 +1,15 @@
-"""."""
+"""Prepared batches, teacher targets, datasets."""
+
+from keras_diffusion_opd.data.prepared_batch import PreparedBatch, concatenate_batches
+from keras_diffusion_opd.data.stamp import Stamp
+from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets
+from keras_diffusion_opd.data.violations import violations
+
+__all__ = [
+    "DenseTargets",
+    "PreparedBatch",
+    "Stamp",
+    "TeacherTargets",
+    "concatenate_batches",
+    "violations",
+]
