@@ -14,9 +14,14 @@ class EveryPosition(keras.layers.Layer):
     these positions, the output at `i` is the score of position `i`: nothing shifts.
 
     Example:
-        >>> positions = EveryPosition()(keras.ops.zeros((2, 3), dtype="int32"))
-        >>> keras.ops.convert_to_numpy(positions).tolist()
-        [[0, 1, 2], [0, 1, 2]]
+
+    ```python
+    import keras
+    from keras_diffusion_opd.models import EveryPosition
+
+    positions = EveryPosition()(keras.ops.zeros((2, 3), dtype="int32"))
+    assert keras.ops.convert_to_numpy(positions).tolist() == [[0, 1, 2], [0, 1, 2]]
+    ```
     """
 
     def call(self, token_ids: Any) -> Any:

@@ -38,8 +38,18 @@ def full_attention(backbone: Any) -> None:
         ValueError: if `backbone` is of another class.
 
     Example:
-        >>> full_attention(backbone)
-        >>> causal_attention(backbone)
+
+    ```python
+    import keras_hub
+    from keras_diffusion_opd.models import causal_attention, full_attention
+
+    backbone = keras_hub.models.Llama3Backbone(
+        vocabulary_size=11, num_layers=1, hidden_dim=4, intermediate_dim=4,
+        num_query_heads=1, num_key_value_heads=1
+    )
+    full_attention(backbone)  # every position now sees every other one
+    causal_attention(backbone)  # and now only those before it
+    ```
     """
     _check(backbone)
     for layer in backbone.transformer_layers:
@@ -56,7 +66,18 @@ def causal_attention(backbone: Any) -> None:
         ValueError: if `backbone` is of another class.
 
     Example:
-        >>> causal_attention(backbone)
+
+    ```python
+    import keras_hub
+    from keras_diffusion_opd.models import causal_attention, token_scorer
+
+    backbone = keras_hub.models.Llama3Backbone(
+        vocabulary_size=11, num_layers=1, hidden_dim=4, intermediate_dim=4,
+        num_query_heads=1, num_key_value_heads=1
+    )
+    scorer = token_scorer(backbone, bidirectional=True)
+    causal_attention(backbone)  # to generate from left to right again
+    ```
     """
     _check(backbone)
     for layer in backbone.transformer_layers:

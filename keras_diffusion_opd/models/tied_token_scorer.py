@@ -20,8 +20,20 @@ class TiedTokenScorer(keras.layers.Layer):
         bidirectional: if True, `full_attention(backbone)` is called, here and whenever the layer is loaded.
 
     Example:
-        >>> scorer = TiedTokenScorer(backbone)
-        >>> logits = scorer({"token_ids": token_ids, "padding_mask": padding_mask})
+
+    ```python
+    import keras
+    import keras_hub
+    from keras_diffusion_opd.models import TiedTokenScorer
+
+    backbone = keras_hub.models.Llama3Backbone(
+        vocabulary_size=11, num_layers=1, hidden_dim=4, intermediate_dim=4,
+        num_query_heads=1, num_key_value_heads=1
+    )
+    ones = keras.ops.ones((2, 3), dtype="int32")
+    logits = TiedTokenScorer(backbone, bidirectional=True)({"token_ids": ones, "padding_mask": ones})
+    assert tuple(logits.shape) == (2, 3, 11)
+    ```
     """
 
     def __init__(self, backbone: Any, *, bidirectional: bool = False, **kwargs: Any) -> None:

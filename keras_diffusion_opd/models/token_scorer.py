@@ -49,9 +49,21 @@ def token_scorer(model: Any, *, bidirectional: bool = False) -> keras.Model:
         ValueError: if it is causal, or has no logits at every position, or they are probabilities.
 
     Example:
-        >>> task = keras_hub.models.BertMaskedLM.from_preset("bert_base_en", preprocessor=None)
-        >>> scorer = token_scorer(task)
-        >>> logits = scorer({"token_ids": ids, "segment_ids": zeros, "padding_mask": ones})  # (B, L, V)
+
+    ```python
+    import keras
+    import keras_hub
+    from keras_diffusion_opd.models import token_scorer
+
+    # or keras_hub.models.BertMaskedLM.from_preset(directory_or_name)
+    backbone = keras_hub.models.BertBackbone(
+        vocabulary_size=11, num_layers=1, num_heads=1, hidden_dim=4, intermediate_dim=4, max_sequence_length=8
+    )
+    scorer = token_scorer(keras_hub.models.BertMaskedLM(backbone))
+    ones = keras.ops.ones((2, 3), dtype="int32")
+    logits = scorer({"token_ids": ones, "segment_ids": 0 * ones, "padding_mask": ones})
+    assert tuple(logits.shape) == (2, 3, 11)
+    ```
     """
     if not isinstance(model, keras.Model):
         raise TypeError(_not_a_model(model))
