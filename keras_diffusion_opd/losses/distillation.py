@@ -129,6 +129,8 @@ class DistillationLoss:
     ```
     """
 
+    metric_names = ("distill/soft_loss", "distill/hard_loss")
+
     def __init__(
         self,
         *,
@@ -217,6 +219,8 @@ class TokenCrossEntropyLoss:
     assert abs(float(loss) - np.log(4)) < 1e-6
     ```
     """
+
+    metric_names: tuple[str, ...] = ()
 
     def __call__(self, student_logits: Any, batch: PreparedBatch) -> LossOutput:
         """See the class."""
