@@ -4,8 +4,8 @@
 
 Same model, data, loss and optimizer; both sides in one process, in turns. Reported per update: the ratio of
 times (of the compiled step, and of `fit` against a bare loop), the ratio of peak memory (what XLA plans for
-the compiled programs, and what a process of its own is seen to hold). Before anything is timed, both sides must
-have reached the same weights.
+the compiled programs, and what a process of its own is seen to hold). Before anything is timed, both sides
+must have reached the same weights.
 """
 
 import argparse
