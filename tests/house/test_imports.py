@@ -100,7 +100,7 @@ def test_table_knows_every_folder() -> None:
     assert top <= set(RANK)
 
 
-@pytest.mark.parametrize("module", [f"{PACKAGE}.provenance"])
+@pytest.mark.parametrize("module", [f"{PACKAGE}.provenance", f"{PACKAGE}.cli"])
 def test_starts_without_a_backend(module: str) -> None:
     """Read from a real interpreter, so that an import by any road counts."""
     code = f"import sys, {module}; print(*[m for m in {['keras', *BACKEND_FILES]} if m in sys.modules])"
