@@ -39,28 +39,32 @@ def numpy(x: Any) -> np.ndarray:
     return array.astype("float32") if array.dtype == ml_dtypes.bfloat16 else array
 
 
-def value_and_grad(function: Callable[[Any], Any], x: Any) -> tuple[np.ndarray, np.ndarray]:
-    """A scalar `function` at `x` (array or tensor) and its gradient there; None becomes zeros."""
+def value_and_grad(function: Callable[..., Any], x: Any, *rest: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Scalar `function(x, *rest)` and its gradient with respect to `x` (array or tensor); None becomes zeros."""
     x = ops.convert_to_tensor(x)
     if BACKEND == "jax":
         import jax
 
-        value, gradient = jax.value_and_grad(function)(x)
+        value, gradient = jax.value_and_grad(function)(x, *rest)
     elif BACKEND == "tensorflow":
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            value = function(x)
-        gradient = tape.gradient(value, x)
+        value, gradient = _tape(function, x, *rest)
     else:
         x = x.detach().clone().requires_grad_(True)
-        value = function(x)
+        value = function(x, *rest)
         if value.requires_grad:
             value.backward()
         gradient = x.grad
     zeros = np.zeros(tuple(x.shape), "float32")
     return numpy(value), zeros if gradient is None else numpy(gradient)
+
+
+def _tape(function: Callable[..., Any], x: Any, *rest: Any) -> tuple[Any, Any]:
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        value = function(x, *rest)
+    return value, tape.gradient(value, x)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,27 +80,28 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def compiled_value_and_grad(function: Callable[[Any], Any], x: Any) -> tuple[np.ndarray, np.ndarray]:
-    """`value_and_grad` inside one compiled program (eager on torch)."""
-    x = ops.convert_to_tensor(x)
+def compiled_value_and_grad(function: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """`value_and_grad` of `function` as one program, compiled once for each shape (eager on torch).
+
+    What is to be compared goes in as an argument: a constant that the function closes over would be folded by
+    the compiler's own arithmetic, which rounds otherwise than the program.
+    """
     if BACKEND == "torch":
-        return value_and_grad(function, x)
+        return lambda x, *rest: value_and_grad(function, x, *rest)
     if BACKEND == "jax":
         import jax
 
-        value, gradient = jax.jit(jax.value_and_grad(function))(x)
+        program = jax.jit(jax.value_and_grad(function))
     else:
         import tensorflow as tf
 
-        @tf.function
-        def program(x: Any) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                value = function(x)
-            return value, tape.gradient(value, x)
+        program = tf.function(lambda x, *rest: _tape(function, x, *rest))
 
-        value, gradient = program(x)
-    return numpy(value), numpy(gradient)
+    def call(x: Any, *rest: Any) -> tuple[np.ndarray, np.ndarray]:
+        value, gradient = program(ops.convert_to_tensor(x), *rest)
+        return numpy(value), numpy(gradient)
+
+    return call
 
 
 @contextlib.contextmanager

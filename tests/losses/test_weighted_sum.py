@@ -117,10 +117,15 @@ def test_integers_are_divided_as_numbers():
 # ---- nothing to divide by ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run", [value_and_grad, compiled_value_and_grad])
-def test_mean_of_weight_zero_is_zero_with_a_finite_gradient(run):
-    value, gradient = run(lambda x: WeightedSum(x[0], x[1]).mean(), tensor([0.0, 0.0]))
-    assert value == 0 and np.isfinite(gradient).all()
+def test_mean_of_weight_zero_is_zero_with_a_finite_gradient():
+    def function(x):
+        return WeightedSum(x[0], x[1]).mean()
+
+    for value, gradient in (
+        value_and_grad(function, tensor([0.0, 0.0])),
+        compiled_value_and_grad(function)(tensor([0.0, 0.0])),
+    ):
+        assert value == 0 and np.isfinite(gradient).all()
 
 
 def test_gradient_of_the_mean_is_that_of_the_total_over_the_weight():
