@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 
-def concrete(x: Any) -> np.ndarray | None:
+def read_values(x: Any) -> np.ndarray | None:
     """The values of `x` as NumPy, or None for a tracer, an abstract array or a shard of something larger."""
     if isinstance(x, np.ndarray):
         return x

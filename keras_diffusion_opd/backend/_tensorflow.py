@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 
-def concrete(x: Any) -> np.ndarray | None:
+def read_values(x: Any) -> np.ndarray | None:
     """The values of `x` as NumPy, or None for a symbolic tensor."""
     if isinstance(x, np.ndarray):
         return x

@@ -8,7 +8,7 @@ import torch
 from torch.utils import _pytree
 
 
-def concrete(x: Any) -> np.ndarray | None:
+def read_values(x: Any) -> np.ndarray | None:
     """The values of `x` as NumPy, or None while torch traces or on the meta device."""
     if isinstance(x, np.ndarray):
         return x

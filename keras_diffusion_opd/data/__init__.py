@@ -1,1 +1,18 @@
-"""."""
+"""Prepared batches, teacher targets, datasets."""
+
+from keras_diffusion_opd.data.dataset import PreparedDataset, StaleBatchError
+from keras_diffusion_opd.data.prepared_batch import PreparedBatch, concatenate_batches
+from keras_diffusion_opd.data.stamp import Stamp
+from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets
+from keras_diffusion_opd.data.violations import violations
+
+__all__ = [
+    "DenseTargets",
+    "PreparedBatch",
+    "PreparedDataset",
+    "StaleBatchError",
+    "Stamp",
+    "TeacherTargets",
+    "concatenate_batches",
+    "violations",
+]

@@ -1,1 +1,17 @@
-"""."""
+"""Losses: sums that carry their weight, divergences, distillation."""
+
+from keras_diffusion_opd.losses.distillation import DistillationLoss, TokenCrossEntropyLoss
+from keras_diffusion_opd.losses.divergences import token_cross_entropy, token_divergence
+from keras_diffusion_opd.losses.keras_losses import TeacherDivergence, TokenCrossEntropy
+from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
+
+__all__ = [
+    "DistillationLoss",
+    "LossOutput",
+    "TeacherDivergence",
+    "TokenCrossEntropy",
+    "TokenCrossEntropyLoss",
+    "WeightedSum",
+    "token_cross_entropy",
+    "token_divergence",
+]

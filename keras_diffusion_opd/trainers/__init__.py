@@ -1,1 +1,5 @@
-"""."""
+"""Trainers: `X(student, ...).compile(...).fit(dataset)`, then `.student`."""
+
+from keras_diffusion_opd.trainers.prepared_trainer import PreparedTrainer
+
+__all__ = ["PreparedTrainer"]

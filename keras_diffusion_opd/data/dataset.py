@@ -1,0 +1,179 @@
+"""`PreparedDataset`: what `fit` takes."""
+
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_diffusion_opd.data.prepared_batch import PreparedBatch, concatenate_batches
+from keras_diffusion_opd.validation import positive_int
+
+
+class StaleBatchError(ValueError):
+    """A batch was rolled out by a student that has since been updated more often than is allowed."""
+
+
+class PreparedDataset(keras.utils.PyDataset):  # type: ignore[misc]
+    """Prepared batches in a deterministic order, refused when they are too old.
+
+    The order is a function of (seed, epoch) alone: a resumed run continues with the same batches.
+
+    Args:
+        batches_or_store: a `PreparedBatch`, a list of them, or anything with `len()` and integer indexing
+            that gives them (or raw objects, with `adapter`).
+        batch_size: rows per batch. None keeps the batches as they are; a number joins the rows of all
+            batches (their lengths must agree) and cuts them anew, the last batch short.
+        shuffle: whether to draw batches (or rows, with `batch_size`) in a new order every epoch.
+        seed: int, of the order.
+        max_staleness: None, or the number of updates that a student may have made since it generated a
+            batch. Every batch then needs a stamp; `PreparedTrainer.fit` keeps count.
+        adapter: None, or a function from a raw object of the source to a `PreparedBatch`: it owns
+            corruption, alignment and the teacher's scores, and is called once for each batch drawn.
+
+    Raises:
+        TypeError, ValueError: a source that cannot be indexed, is empty, or does not hold prepared batches.
+        StaleBatchError: when a batch is drawn that is older than `max_staleness` updates.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_diffusion_opd.data import PreparedBatch, PreparedDataset
+
+    rows = PreparedBatch.create(
+        model_inputs={"token_ids": np.zeros((5, 3), "int32")},
+        target_ids=np.zeros((5, 3), "int32"),
+        loss_weights=np.ones((5, 3), "float32"),
+    )
+    dataset = PreparedDataset(rows, batch_size=2, shuffle=True, seed=1)
+    assert len(dataset) == 3
+    x, y, sample_weight = dataset[2]
+    assert sample_weight.shape == (1, 3)
+    ```
+    """
+
+    def __init__(
+        self,
+        batches_or_store: Any,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        max_staleness: int | None = None,
+        adapter: Callable[[Any], PreparedBatch] | None = None,
+    ) -> None:
+        super().__init__()
+        if max_staleness is not None and (not _is_whole(max_staleness) or max_staleness < 0):
+            raise ValueError(f"`max_staleness` must be None or a whole number >= 0. Received {max_staleness!r}.")
+        if not _is_whole(seed):
+            raise TypeError(f"`seed` must be a whole number. Received {seed!r} of type {type(seed).__name__}.")
+        if adapter is not None and not callable(adapter):
+            raise TypeError(f"`adapter` must be None or a function from a raw item to a PreparedBatch. Received {adapter!r}.")
+        self.batch_size = None if batch_size is None else positive_int("batch_size", batch_size)
+        self.shuffle = shuffle
+        self.seed = int(seed)
+        self.max_staleness = max_staleness
+        self.adapter = adapter
+        self.policy_version = 0
+        self._epoch = 0
+        self._source, self._rows = self._open(batches_or_store)
+
+    def _open(self, source: Any) -> tuple[Any, PreparedBatch | None]:
+        if isinstance(source, PreparedBatch):
+            source = [source]
+        if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
+            raise TypeError(
+                "`batches_or_store` must be a PreparedBatch, a list of them or a store: something with len() and "
+                f"integer indexing. Received {type(source).__name__}. A generator can go to fit() as it is."
+            )
+        if len(source) == 0:
+            raise ValueError("`batches_or_store` is empty: there is nothing to train on.")
+        if self.batch_size is None:
+            return source, None
+        rows = concatenate_batches([self._batch(source, index) for index in range(len(source))])
+        return source, rows
+
+    def _batch(self, source: Any, index: int) -> PreparedBatch:
+        item = source[index]
+        batch = item if self.adapter is None else self.adapter(item)
+        if not isinstance(batch, PreparedBatch):
+            whose = "`adapter` must return" if self.adapter is not None else "`batches_or_store` must hold"
+            raise TypeError(
+                f"{whose} PreparedBatch objects. Received {type(batch).__name__} for item {index}. "
+                "Pass adapter=function from your raw items to PreparedBatch."
+            )
+        return batch.validate()
+
+    def replace(self, batches_or_store: Any) -> None:
+        """Put other batches in place of the present ones, as many as before: fresh rollouts.
+
+        Raises:
+            ValueError: another number of batches; Keras fixed the length of the epoch when `fit` began.
+        """
+        before = len(self)
+        source, rows = self._open(batches_or_store)
+        after = len(source) if rows is None else -(-int(rows.rows or 0) // int(self.batch_size or 1))
+        if after != before:
+            raise ValueError(f"`replace` must keep the number of batches, {before}. Received {after}.")
+        self._source, self._rows = source, rows
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order: `PreparedTrainer.fit` calls it at the beginning of every epoch."""
+        self._epoch = int(epoch)
+
+    def _order(self, count: int) -> np.ndarray:
+        if not self.shuffle:
+            return np.arange(count)
+        return np.random.Generator(np.random.Philox(key=[self.seed % 2**64, self._epoch])).permutation(count)
+
+    def __len__(self) -> int:
+        if self._rows is None or self.batch_size is None:
+            return len(self._source)
+        return -(-int(self._rows.rows or 0) // self.batch_size)
+
+    @property
+    def num_batches(self) -> int:
+        """Number of batches in an epoch."""
+        return len(self)
+
+    def batch(self, index: int) -> PreparedBatch:
+        """The batch at position `index` of the present epoch's order; raises where it is too old."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"Batch {index} of {len(self)}.")
+        if self._rows is None or self.batch_size is None:
+            batch = self._batch(self._source, int(self._order(len(self))[index]))
+        else:
+            order = self._order(int(self._rows.rows or 0))
+            chosen = order[index * self.batch_size : (index + 1) * self.batch_size]
+            batch = self._rows.map(lambda array: _take_rows(array, chosen))
+        self._refuse_stale(batch, index)
+        return batch
+
+    def __getitem__(self, index: int) -> tuple[Any, Any, Any]:
+        """`(x, y, sample_weight)` of `batch(index)`."""
+        return self.batch(index).as_fit()
+
+    def _refuse_stale(self, batch: PreparedBatch, index: int) -> None:
+        if self.max_staleness is None:
+            return
+        if batch.stamp is None:
+            raise StaleBatchError(
+                f"Batch {index} has no stamp, so its age cannot be told, and max_staleness={self.max_staleness} was "
+                "asked for. Pass stamp=Stamp(policy_version=...) to PreparedBatch.create."
+            )
+        age = batch.stamp.staleness(self.policy_version)
+        if age > self.max_staleness:
+            raise StaleBatchError(
+                f"Batch {index} was generated {age} updates ago (policy version {batch.stamp.policy_version}, now "
+                f"{self.policy_version}); max_staleness is {self.max_staleness}. Roll out again, or allow more."
+            )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _take_rows(array: Any, rows: np.ndarray) -> Any:
+    return array[rows] if isinstance(array, np.ndarray) else keras.ops.take(array, rows, axis=0)

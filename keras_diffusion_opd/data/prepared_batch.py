@@ -1,0 +1,309 @@
+"""`PreparedBatch`: what every token loss and trainer takes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_diffusion_opd import backend
+from keras_diffusion_opd.data.arrays import (
+    dtype_of,
+    is_integer,
+    is_real,
+    leaves_with_paths,
+    map_leaves,
+    require_array,
+    same_shape,
+    shape_of,
+)
+from keras_diffusion_opd.data.stamp import Stamp
+from keras_diffusion_opd.data.targets import TeacherTargets, validate_logits_shape
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """Corrupted inputs, the ids to predict, a weight per token, and what the teacher says.
+
+    Whoever builds the batch owns corruption, mask ids, tokenizer, alignment and rollouts; from here on
+    nothing is shifted, cast or re-weighted. The plain constructor does not validate (it is also how a
+    tree is rebuilt under `jit`); `create` does.
+
+    Args:
+        model_inputs: any nest of dicts, lists and tuples of arrays, each (B, ...): what the student is
+            called with.
+        target_ids: int (B, L). Position i of the logits scores target i.
+        loss_weights: bool, int or float (B, L), finite, >= 0. Where 0 a position is inactive: its ids,
+            logits and teacher may hold anything, NaN included, and change nothing.
+        teacher: `TeacherTargets` or None.
+        stamp: `Stamp` or None: where the batch came from.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_diffusion_opd.data import DenseTargets, PreparedBatch
+
+    batch = PreparedBatch.create(
+        model_inputs={"token_ids": np.array([[4, 9, 9]])},          # 9 is the mask id
+        target_ids=np.array([[4, 1, 2]]),
+        loss_weights=np.array([[0.0, 1.0, 1.0]], "float32"),
+        teacher=DenseTargets(np.zeros((1, 3, 10), "float32")),
+    )
+    x, y, sample_weight = batch.as_fit()
+    ```
+    """
+
+    model_inputs: Any
+    target_ids: Any
+    loss_weights: Any
+    teacher: TeacherTargets | None = None
+    stamp: Stamp | None = None
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        model_inputs: Any,
+        target_ids: Any,
+        loss_weights: Any,
+        teacher: TeacherTargets | None = None,
+        stamp: Stamp | None = None,
+    ) -> "PreparedBatch":
+        """Build and validate; see the class for the arguments and `validate` for what is raised."""
+        return cls(model_inputs, target_ids, loss_weights, teacher, stamp).validate()
+
+    def validate(self) -> "PreparedBatch":
+        """Check structure, shapes and dtypes, and values where they are there to be read.
+
+        Values of tracers, abstract arrays and arrays spread over several processes are not read here;
+        the trainers check them on the device (`keras_diffusion_opd.data.violations`).
+
+        Returns:
+            The batch itself.
+
+        Raises:
+            TypeError: something is not an array, or has the wrong dtype.
+            ValueError: a shape does not fit; weights are negative or not finite; an active target id is
+                negative or beyond the teacher's vocabulary.
+        """
+        self._validate_targets_and_weights()
+        self._validate_values()
+        self._validate_inputs()
+        if self.stamp is not None and not isinstance(self.stamp, Stamp):
+            raise TypeError(f"`stamp` must be a Stamp or None. Received {type(self.stamp).__name__}.")
+        if self.teacher is not None:
+            if not isinstance(self.teacher, TeacherTargets):
+                raise TypeError(
+                    "`teacher` must be a TeacherTargets (such as DenseTargets(logits)) or None. Received "
+                    f"{type(self.teacher).__name__}."
+                )
+            self.teacher.validate(self.target_ids)
+            vocabulary = self.teacher.vocabulary_size()
+            if vocabulary is not None:
+                self._validate_vocabulary("the teacher's targets", vocabulary)
+        return self
+
+    def _validate_targets_and_weights(self) -> None:
+        require_array("target_ids", self.target_ids)
+        shape = shape_of(self.target_ids)
+        if len(shape) != 2:
+            raise ValueError(f"`target_ids` must have shape [batch, length]; received shape {shape}.")
+        if not is_integer(self.target_ids):
+            raise TypeError(f"`target_ids` must have an integer dtype. Received {dtype_of(self.target_ids)}.")
+        require_array("loss_weights", self.loss_weights)
+        if not same_shape(shape_of(self.loss_weights), shape):
+            raise ValueError(
+                f"`loss_weights` must match target_ids shape {shape}. Received {shape_of(self.loss_weights)}. "
+                "Give one weight per token; broadcast a weight per row yourself."
+            )
+        if not is_real(self.loss_weights):
+            raise TypeError(f"`loss_weights` must be real numeric or boolean. Received {dtype_of(self.loss_weights)}.")
+
+    def _validate_values(self) -> None:
+        weights = backend.concrete(self.loss_weights)
+        if weights is None:
+            return
+        weights = weights.astype("float64")
+        if not np.all(np.isfinite(weights)):
+            where = _first(~np.isfinite(weights))
+            raise ValueError(
+                f"`loss_weights` must contain only finite values. Received {weights[where]} at {_position(where)}. "
+                "An inactive position has weight 0."
+            )
+        if np.any(weights < 0):
+            where = _first(weights < 0)
+            raise ValueError(f"`loss_weights` must be nonnegative. Received {weights[where]} at {_position(where)}.")
+        ids = backend.concrete(self.target_ids)
+        if ids is None or ids.dtype.kind == "u":
+            return
+        wrong = (weights > 0) & (ids < 0)
+        if np.any(wrong):
+            where = _first(wrong)
+            raise ValueError(
+                f"active target_ids must be nonnegative. Received {ids[where]} at {_position(where)}, where the "
+                "weight is above 0. A position that is not to be learned has weight 0."
+            )
+
+    def _validate_inputs(self) -> None:
+        leaves = list(leaves_with_paths(self.model_inputs, "model_inputs"))
+        if not leaves:
+            raise ValueError("`model_inputs` must contain at least one array. Received an empty structure.")
+        rows = shape_of(self.target_ids)[0]
+        for path, leaf in leaves:
+            require_array(path, leaf)
+            shape = shape_of(leaf)
+            if len(shape) == 0:
+                raise ValueError(
+                    f"`{path}` must be batch-major, not scalar. Repeat it for each of the {rows} rows, or make it "
+                    "an attribute of the model."
+                )
+            if shape[0] is not None and rows is not None and shape[0] != rows:
+                raise ValueError(f"`{path}` has batch size {shape[0]}; expected {rows}, the rows of target_ids.")
+            if not is_real(leaf):
+                raise TypeError(f"`{path}` must be real numeric or boolean. Received dtype {dtype_of(leaf)}.")
+
+    def _validate_vocabulary(self, owner: str, vocabulary: int) -> None:
+        ids, weights = backend.concrete(self.target_ids), backend.concrete(self.loss_weights)
+        if ids is None or weights is None:
+            return
+        wrong = (weights > 0) & (ids >= vocabulary)
+        if np.any(wrong):
+            where = _first(wrong)
+            raise ValueError(
+                f"active target_ids must be smaller than vocabulary size {vocabulary} of {owner}. Received "
+                f"{ids[where]} at {_position(where)}."
+            )
+
+    def validate_logits(self, logits: Any) -> Any:
+        """Check that `logits` score this batch and return them unchanged.
+
+        Args:
+            logits: float (B, L, V). Values are not read, except that concrete active target ids must be
+                below V.
+
+        Raises:
+            TypeError, ValueError: wrong dtype or shape; an active target id is not in the vocabulary.
+        """
+        validate_logits_shape("logits", logits, self.target_ids)
+        vocabulary = shape_of(logits)[2]
+        if vocabulary is not None:
+            self._validate_vocabulary("the logits", vocabulary)
+        return logits
+
+    def as_fit(self) -> tuple[Any, dict[str, Any], Any]:
+        """`(x, y, sample_weight)` as `keras.Model.fit` takes them; `from_fit` is the inverse.
+
+        `y` is `{"target_ids": (B, L)}` and, with a teacher, `"teacher": {kind: {name: array}}`. The stamp
+        stays behind: it is checked where batches are drawn (`PreparedDataset`).
+        """
+        y: dict[str, Any] = {"target_ids": self.target_ids}
+        if self.teacher is not None:
+            y["teacher"] = {self.teacher.tag(): self.teacher.arrays()}
+        return self.model_inputs, y, self.loss_weights
+
+    @classmethod
+    def from_fit(cls, x: Any, y: Any, sample_weight: Any) -> "PreparedBatch":
+        """The batch behind `(x, y, sample_weight)`. Does not validate values.
+
+        Raises:
+            ValueError: this is not what `as_fit` gives: target ids, weights or the teacher's kind are missing.
+        """
+        if not isinstance(y, dict) or "target_ids" not in y:
+            keys = sorted(y) if isinstance(y, dict) else type(y).__name__
+            raise ValueError(
+                "`y` must be a dict with 'target_ids' (and 'teacher' to distil), as PreparedBatch.as_fit() gives "
+                f"it. Received {keys}. Pass a PreparedBatch, a PreparedDataset, or batch.as_fit()."
+            )
+        if sample_weight is None:
+            raise ValueError(
+                "`sample_weight` must hold the weight of every token, shape [batch, length]. Received None. "
+                "PreparedBatch.as_fit() gives (x, y, sample_weight)."
+            )
+        unknown = sorted(set(y) - {"target_ids", "teacher"})
+        if unknown:
+            raise ValueError(f"`y` has the keys 'target_ids' and 'teacher'. Received also {unknown}.")
+        teacher = None
+        if y.get("teacher") is not None:
+            teacher = TeacherTargets.from_tagged(y["teacher"])
+        return cls(x, y["target_ids"], sample_weight, teacher)
+
+    def map(self, function: Any) -> "PreparedBatch":
+        """The same batch with `function` applied to every array. Does not validate."""
+        teacher = None if self.teacher is None else self.teacher.map(function)
+        return PreparedBatch(
+            map_leaves(function, self.model_inputs),
+            function(self.target_ids),
+            function(self.loss_weights),
+            teacher,
+            self.stamp,
+        )
+
+    @property
+    def rows(self) -> int | None:
+        """Number of rows B, None where it is not known statically."""
+        return shape_of(self.target_ids)[0]
+
+
+def _first(wrong: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.argwhere(wrong)[0])
+
+
+def _position(where: tuple[int, ...]) -> str:
+    return f"row {where[0]}, position {where[1]}"
+
+
+def concatenate_batches(batches: list[PreparedBatch]) -> PreparedBatch:
+    """The rows of several batches as one. NumPy stays NumPy; dtypes stay what they are.
+
+    The stamp is that of the oldest policy; none where a batch has none, for then the age is not known.
+
+    Raises:
+        TypeError: something is not a PreparedBatch.
+        ValueError: no batch; structures, teachers' kinds, shapes of a row or dtypes that differ.
+    """
+    if not batches:
+        raise ValueError("Nothing to concatenate: `batches` is empty.")
+    for index, batch in enumerate(batches):
+        if not isinstance(batch, PreparedBatch):
+            raise TypeError(f"`batches` must hold PreparedBatch objects. Received {type(batch).__name__} at {index}.")
+    if len(batches) == 1:
+        return batches[0]
+    parts = [list(leaves_with_paths(list(batch.as_fit()), "batch")) for batch in batches]
+    for index, other in enumerate(parts):
+        _require_same_rows(parts[0], other, index)
+    joined = iter(
+        [
+            np.concatenate(column) if all(isinstance(c, np.ndarray) for c in column) else keras.ops.concatenate(column)
+            for column in zip(*([leaf for _, leaf in part] for part in parts), strict=True)
+        ]
+    )
+    x, y, weights = map_leaves(lambda _: next(joined), list(batches[0].as_fit()))
+    whole = PreparedBatch.from_fit(x, y, weights)
+    stamps = [batch.stamp for batch in batches if batch.stamp is not None]
+    stamp = min(stamps, key=lambda s: s.policy_version) if len(stamps) == len(batches) else None
+    return PreparedBatch(whole.model_inputs, whole.target_ids, whole.loss_weights, whole.teacher, stamp)
+
+
+def _require_same_rows(first: list[tuple[str, Any]], other: list[tuple[str, Any]], index: int) -> None:
+    """ValueError unless both batches have the same leaves, and each the same dtype and shape but for the rows."""
+    if [path for path, _ in first] != [path for path, _ in other]:
+        raise ValueError(
+            "Batches must have the same pytree structure (inputs, teacher or none) to become one. Batch 0 has "
+            f"{[path for path, _ in first]}, batch {index} has {[path for path, _ in other]}."
+        )
+    for (path, a), (_, b) in zip(first, other, strict=True):
+        if dtype_of(a) != dtype_of(b) or not same_shape(shape_of(a)[1:], shape_of(b)[1:]):
+            raise ValueError(
+                f"Batches must have rows of the same shape and dtype to become one. `{path}` is {dtype_of(a)} "
+                f"{shape_of(a)} in batch 0 and {dtype_of(b)} {shape_of(b)} in batch {index}. Pad with positions of "
+                "weight 0, or cast."
+            )
+
+
+def _flatten(batch: PreparedBatch) -> tuple[list[tuple[str, Any]], Stamp | None]:
+    names = ("model_inputs", "target_ids", "loss_weights", "teacher")
+    return [(name, getattr(batch, name)) for name in names], batch.stamp
+
+
+backend.register_pytree(PreparedBatch, _flatten, lambda stamp, children: PreparedBatch(*children, stamp=stamp))

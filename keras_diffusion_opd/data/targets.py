@@ -1,0 +1,173 @@
+"""What a teacher says about a batch, in the forms a teacher can say it."""
+
+import abc
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from keras import ops
+
+from keras_diffusion_opd import backend
+from keras_diffusion_opd.data.arrays import (
+    dtype_of,
+    is_floating,
+    map_leaves,
+    require_array,
+    same_shape,
+    shape_of,
+)
+
+
+class TeacherTargets(abc.ABC):
+    """The teacher's opinion on every position of a batch.
+
+    A subclass is a frozen dataclass whose array fields are batch-major; what is not an array (a
+    temperature, the treatment of a tail) are its settings. `kind` names it inside the `y` that `fit`
+    receives; subclasses register themselves by that name.
+    """
+
+    kind: ClassVar[str] = ""
+    registry: ClassVar[dict[str, type["TeacherTargets"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.kind:
+            TeacherTargets.registry[cls.kind] = cls
+
+    @abc.abstractmethod
+    def arrays(self) -> dict[str, Any]:
+        """The batch-major arrays by name: what travels through `fit`."""
+
+    @abc.abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """The plain values by name; empty where there are none."""
+
+    @abc.abstractmethod
+    def validate(self, target_ids: Any) -> None:
+        """Raise unless the targets belong to a batch with these target ids."""
+
+    @abc.abstractmethod
+    def vocabulary_size(self) -> int | None:
+        """V, or None where it is not known statically."""
+
+    @abc.abstractmethod
+    def invalid(self) -> Any:
+        """bool (B, L): positions where the teacher says nothing usable (NaN, +inf, no finite logit)."""
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, Any], settings: dict[str, Any]) -> "TeacherTargets":
+        """The inverse of `arrays` and `settings`. Does not validate."""
+        return cls(**arrays, **settings)
+
+    def map(self, function: Any) -> "TeacherTargets":
+        """The same targets with `function` applied to every array."""
+        return self.from_arrays(map_leaves(function, self.arrays()), self.settings())
+
+    def tag(self) -> str:
+        """Kind and settings in one string: a key of `y`, static under `jit`."""
+        settings = self.settings()
+        return self.kind + (" " + json.dumps(settings, sort_keys=True) if settings else "")
+
+    @staticmethod
+    def from_tagged(tagged: Any) -> "TeacherTargets":
+        """The targets behind `{tag: arrays}`; ValueError for an unknown kind or several."""
+        if not isinstance(tagged, dict) or len(tagged) != 1:
+            raise ValueError(
+                "`y['teacher']` must hold the targets of exactly one teacher, as PreparedBatch.as_fit() gives them. "
+                f"Received {sorted(tagged) if isinstance(tagged, dict) else type(tagged).__name__}."
+            )
+        ((tag, arrays),) = tagged.items()
+        kind, _, settings = tag.partition(" ")
+        if kind not in TeacherTargets.registry:
+            raise ValueError(f"`y['teacher']` has kind {kind!r}. Known kinds: {sorted(TeacherTargets.registry)}.")
+        return TeacherTargets.registry[kind].from_arrays(arrays, json.loads(settings) if settings else {})
+
+
+def register_targets(cls: type[TeacherTargets]) -> None:
+    """Make a kind of targets a node of the backend's trees: its arrays are leaves, its settings static."""
+
+    def flatten(targets: TeacherTargets) -> tuple[list[tuple[str, Any]], Any]:
+        arrays = targets.arrays()
+        return list(arrays.items()), (tuple(arrays), json.dumps(targets.settings(), sort_keys=True))
+
+    def unflatten(static: Any, children: Any) -> TeacherTargets:
+        names, settings = static
+        return cls.from_arrays(dict(zip(names, children, strict=True)), json.loads(settings))
+
+    backend.register_pytree(cls, flatten, unflatten)
+
+
+@dataclass(frozen=True)
+class DenseTargets(TeacherTargets):
+    """The teacher's logits over the whole vocabulary.
+
+    Args:
+        logits: float (B, L, V), any float dtype, raw: no temperature applied. Position i scores target i.
+            -inf excludes an id (the mask token of a masked model). Inactive positions may hold anything.
+
+    Raises:
+        TypeError, ValueError: in `validate`, for a wrong dtype or shape.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_diffusion_opd.data import DenseTargets
+
+    targets = DenseTargets(np.zeros((2, 3, 5), "float32"))
+    targets.validate(np.zeros((2, 3), "int32"))
+    ```
+    """
+
+    logits: Any
+    kind: ClassVar[str] = "dense"
+
+    def arrays(self) -> dict[str, Any]:
+        """`{"logits": (B, L, V)}`."""
+        return {"logits": self.logits}
+
+    def settings(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def vocabulary_size(self) -> int | None:
+        """The last axis of the logits."""
+        return shape_of(self.logits)[-1]
+
+    def validate(self, target_ids: Any) -> None:
+        """Shape (B, L, V) with V >= 1 and the batch's B and L; a floating dtype; ids below V where known."""
+        validate_logits_shape("teacher logits", self.logits, target_ids)
+
+    def invalid(self) -> Any:
+        """bool (B, L), see `TeacherTargets.invalid`."""
+        return no_distribution(self.logits)
+
+
+def no_distribution(logits: Any) -> Any:
+    """bool (...): rows of float (..., V) logits that hold NaN or +inf, or nothing but -inf."""
+    # NumPy for NumPy: under `jit` any operation of the backend would be traced, though the values are there.
+    xp = np if isinstance(logits, np.ndarray) else ops
+    # Comparisons with NaN are false, so the first catches NaN as well as +inf.
+    proper = xp.all(logits < float("inf"), axis=-1)
+    return xp.logical_not(xp.logical_and(proper, xp.any(logits > -float("inf"), axis=-1)))
+
+
+def validate_logits_shape(name: str, logits: Any, target_ids: Any) -> None:
+    """Raise unless `logits` is float (B, L, V), V >= 1, for `target_ids` (B, L)."""
+    require_array(name, logits)
+    shape, expected = shape_of(logits), shape_of(target_ids)
+    if len(shape) != 3:
+        raise ValueError(f"`{name}` must have shape [batch, length, vocab]. Received shape {shape}.")
+    if not same_shape(shape[:2], expected):
+        raise ValueError(
+            f"`{name}` must align with target_ids: expected shape ({expected[0]}, {expected[1]}, vocabulary). "
+            f"Received {shape}. Score every position: position i of the logits scores target i, nothing is shifted."
+        )
+    if shape[2] is not None and shape[2] < 1:
+        raise ValueError(f"`{name}` must have a non-empty vocabulary. Received shape {shape}.")
+    if not is_floating(logits):
+        raise TypeError(f"`{name}` must have a floating-point dtype. Received {dtype_of(logits)}.")
+
+
+register_targets(DenseTargets)

@@ -1,0 +1,87 @@
+"""Value checks that also hold inside a compiled step, where nothing can raise."""
+
+from typing import Any
+
+from keras import ops
+
+from keras_diffusion_opd.data.prepared_batch import PreparedBatch
+from keras_diffusion_opd.data.targets import DenseTargets, no_distribution
+
+# What each check means, in the words of the error that the trainer raises at the end of the window.
+MESSAGES: dict[str, str] = {
+    "weights_finite": "`loss_weights` must contain only finite values. An inactive position has weight 0",
+    "weights_nonnegative": "`loss_weights` must be nonnegative",
+    "targets_nonnegative": "active target_ids must be nonnegative. A position not to be learned has weight 0",
+    "targets_in_vocabulary": "active target_ids must be smaller than the vocabulary size of the student's logits",
+    "teacher_finite": (
+        "active teacher targets must contain only finite values (-inf may exclude single ids). Look for padding "
+        "rows that were scored, or a half-precision teacher that overflowed"
+    ),
+    "student_finite": (
+        "active student logits must be finite (-inf may exclude single ids). Training has diverged or half "
+        "precision overflowed: lower the learning rate, clip gradients, or use mixed_bfloat16"
+    ),
+    "loss_finite": (
+        "the loss must be finite. The student gives probability 0 (logit -inf) to an id that the target or the "
+        "teacher needs: exclude the same ids in both models, or use divergence='jsd'"
+    ),
+}
+
+
+def violations(batch: PreparedBatch, logits: Any, loss_total: Any) -> dict[str, Any]:
+    """Where a batch breaks the contract, computed on the device; usable under `jit`.
+
+    Args:
+        batch: `PreparedBatch` of B rows and L positions.
+        logits: float (B, L, V), the student's.
+        loss_total: float scalar, the loss's unreduced sum.
+
+    Returns:
+        For every name in `violations.MESSAGES` a bool (B, L): True where it does not hold.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_diffusion_opd.data import PreparedBatch, violations
+
+    batch = PreparedBatch({"x": np.ones((1, 2))}, np.array([[0, 7]]), np.ones((1, 2), "float32"))
+    found = violations(batch, np.zeros((1, 2, 5), "float32"), 0.0)
+    assert np.asarray(found["targets_in_vocabulary"]).tolist() == [[False, True]]
+    ```
+    """
+    weights = ops.cast(batch.loss_weights, "float32")
+    ids = ops.convert_to_tensor(batch.target_ids)
+    logits = ops.convert_to_tensor(logits)
+    finite = ops.isfinite(weights)
+    active = ops.not_equal(weights, 0)
+    found = {
+        "weights_finite": ops.logical_not(finite),
+        "weights_nonnegative": ops.logical_and(finite, weights < 0),
+        "targets_nonnegative": ops.logical_and(active, ids < 0),
+        "targets_in_vocabulary": ops.logical_and(active, ids >= logits.shape[-1]),
+        "student_finite": ops.logical_and(active, no_distribution(logits)),
+    }
+    found["teacher_finite"] = (
+        ops.zeros_like(active) if batch.teacher is None else ops.logical_and(active, batch.teacher.invalid())
+    )
+    known = ops.any(ops.stack([ops.any(x) for x in found.values()]))
+    unexplained = ops.logical_and(ops.logical_not(ops.isfinite(loss_total)), ops.logical_not(known))
+    found["loss_finite"] = ops.logical_and(unexplained, _suspects(batch, logits, active))
+    return found
+
+
+def _suspects(batch: PreparedBatch, logits: Any, active: Any) -> Any:
+    """bool (B, L): active positions where an infinite loss can come from; all active ones if there is none."""
+    excluded = ops.equal(logits, -float("inf"))
+    suspects = ops.any(excluded, axis=-1)
+    if isinstance(batch.teacher, DenseTargets):
+        differs = ops.not_equal(excluded, ops.equal(ops.convert_to_tensor(batch.teacher.logits), -float("inf")))
+        suspects = ops.logical_or(ops.any(differs, axis=-1), _target_excluded(batch, excluded))
+    suspects = ops.logical_and(active, suspects)
+    return ops.logical_or(suspects, ops.logical_and(active, ops.logical_not(ops.any(suspects))))
+
+
+def _target_excluded(batch: PreparedBatch, excluded: Any) -> Any:
+    ids = ops.clip(ops.cast(batch.target_ids, "int32"), 0, excluded.shape[-1] - 1)
+    return ops.squeeze(ops.take_along_axis(excluded, ops.expand_dims(ids, -1), axis=-1), -1)

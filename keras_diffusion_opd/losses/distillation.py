@@ -1,0 +1,237 @@
+"""Distillation and cross-entropy of a prepared batch, as sums that carry their weight."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_diffusion_opd import backend
+from keras_diffusion_opd.data.prepared_batch import PreparedBatch
+from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets
+from keras_diffusion_opd.losses.divergences import (
+    positive_temperature,
+    resolve_divergence,
+    token_cross_entropy,
+    token_divergence,
+)
+from keras_diffusion_opd.losses.numerics import computation_dtype
+from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
+from keras_diffusion_opd.validation import finite_real
+
+
+def active_only(active: Any, values: Any) -> Any:
+    """`values` (B, L, ...) with zeros where `active` (B, L) is False: selected, so NaN there is gone."""
+    values = ops.convert_to_tensor(values)
+    for _ in range(len(values.shape) - len(active.shape)):
+        active = ops.expand_dims(active, -1)
+    return ops.where(active, values, ops.zeros_like(values))
+
+
+def weighted_sum(values: Any, weights: Any) -> Any:
+    """`sum(weights * values)` over all positions; a value where the weight is 0 does not enter, even infinite."""
+    return ops.sum(weights * ops.where(ops.not_equal(weights, 0), values, ops.zeros_like(values)))
+
+
+def prepare(student_logits: Any, batch: PreparedBatch) -> tuple[Any, Any, Any, Any]:
+    """Validate, and silence inactive positions before anything is computed from them.
+
+    Returns:
+        logits (B, L, V) in their own dtype, ids int (B, L), active bool (B, L), weights (B, L) in float32
+        or float64.
+    """
+    if not isinstance(batch, PreparedBatch):
+        raise TypeError(
+            f"`batch` must be a PreparedBatch. Received {type(batch).__name__}. Build one with PreparedBatch.create."
+        )
+    batch.validate()
+    batch.validate_logits(student_logits)
+    weights = ops.cast(batch.loss_weights, computation_dtype(student_logits))
+    active = ops.not_equal(weights, 0)
+    return active_only(active, student_logits), active_only(active, batch.target_ids), active, weights
+
+
+def dense_teacher(batch: PreparedBatch, student_logits: Any) -> Any:
+    """The teacher's dense logits; raises unless there are some, of the student's shape, finite where active."""
+    if batch.teacher is None:
+        raise ValueError(
+            "Distillation needs a teacher, and this batch has none. Pass teacher=DenseTargets(logits) to "
+            "PreparedBatch.create, or train on hard labels alone with TokenCrossEntropyLoss."
+        )
+    if not isinstance(batch.teacher, DenseTargets):
+        raise TypeError(f"This loss needs DenseTargets. Received {type(batch.teacher).__name__}.")
+    teacher, student = tuple(batch.teacher.logits.shape), tuple(student_logits.shape)
+    if teacher != student:
+        raise ValueError(
+            f"Student and teacher logits must have identical shapes. Received student {student} and teacher "
+            f"{teacher}. Pad the smaller vocabulary with -inf in both models."
+        )
+    refuse_nonfinite_teacher(batch.teacher, batch.loss_weights)
+    return batch.teacher.logits
+
+
+def refuse_nonfinite_teacher(teacher: TeacherTargets, loss_weights: Any) -> None:
+    """ValueError where the values can be read and the teacher has none at an active position."""
+    arrays = [backend.concrete(x) for x in teacher.arrays().values()]
+    weights = backend.concrete(loss_weights)
+    if weights is None or any(a is None for a in arrays):
+        return
+    wrong = (weights != 0) & teacher.map(backend.concrete).invalid()
+    if np.any(wrong):
+        row, position = np.argwhere(wrong)[0]
+        raise ValueError(
+            "active teacher_logits must contain only finite values (-inf may exclude single ids). Received NaN, "
+            f"+inf or no finite logit at row {row}, position {position} and {int(wrong.sum()) - 1} more."
+        )
+
+
+@keras.saving.register_keras_serializable(package="keras_diffusion_opd")
+class DistillationLoss:
+    """Soft loss towards the teacher plus hard loss towards the target ids, weighted per token.
+
+    `primary` is `soft_weight * soft + hard_weight * hard`, both summed with the batch's token weights,
+    over the sum of those weights. The soft loss carries the factor temperature ** 2; the hard loss is
+    cross-entropy at temperature 1. A part whose weight is 0 is not evaluated and reported as 0.
+
+    Args:
+        divergence: a name from `token_divergence`.
+        temperature: > 0, of both models in the soft loss.
+        beta: in (0, 1), for divergences that have one; see `token_divergence`.
+        soft_weight: >= 0.
+        hard_weight: >= 0; not both 0.
+
+    Returns:
+        `loss(student_logits, batch) -> LossOutput` with metrics `"distill/soft_loss"` (with temperature
+        ** 2, without soft_weight) and `"distill/hard_loss"`, in float32 (float64 where the logits are).
+
+    Raises:
+        ValueError, TypeError: a setting out of range; logits or batch that do not fit one another.
+
+    Source: Hinton et al., "Distilling the Knowledge in a Neural Network", 2015, arXiv:1503.02531; on
+    rollouts of the student, Agarwal et al., "On-Policy Distillation of Language Models", 2023,
+    arXiv:2306.13649.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_diffusion_opd.data import DenseTargets, PreparedBatch
+    from keras_diffusion_opd.losses import DistillationLoss
+
+    batch = PreparedBatch.create(
+        model_inputs={"token_ids": np.zeros((1, 1), "int32")},
+        target_ids=np.array([[1]]),
+        loss_weights=np.ones((1, 1), "float32"),
+        teacher=DenseTargets(np.array([[[2.0, 0.0, -1.0]]], "float32")),
+    )
+    output = DistillationLoss(temperature=2.0)(np.array([[[0.0, 1.0, 0.0]]], "float32"), batch)
+    assert abs(float(output.primary.mean()) - 1.091222) < 1e-5
+    ```
+    """
+
+    metric_names = ("distill/soft_loss", "distill/hard_loss")
+
+    def __init__(
+        self,
+        *,
+        divergence: str = "forward_kl",
+        temperature: float = 1.0,
+        beta: float | None = None,
+        soft_weight: float = 1.0,
+        hard_weight: float = 0.0,
+    ) -> None:
+        self.temperature = positive_temperature(temperature)
+        resolve_divergence(divergence, beta)
+        self.divergence = divergence
+        self.beta = None if beta is None else finite_real("beta", beta)
+        self.soft_weight = finite_real("soft_weight", soft_weight)
+        self.hard_weight = finite_real("hard_weight", hard_weight)
+        if self.soft_weight < 0 or self.hard_weight < 0:
+            raise ValueError(
+                "`soft_weight` and `hard_weight` must be nonnegative. Received "
+                f"{self.soft_weight} and {self.hard_weight}."
+            )
+        if self.soft_weight == 0 and self.hard_weight == 0:
+            raise ValueError("At least one of `soft_weight` and `hard_weight` must be positive. Received 0 and 0.")
+
+    def __call__(self, student_logits: Any, batch: PreparedBatch) -> LossOutput:
+        """See the class."""
+        # 1. Silence inactive positions.
+        logits, ids, active, weights = prepare(student_logits, batch)
+        zero = ops.zeros((), weights.dtype)
+        # 2. The soft loss, towards the teacher.
+        soft = zero
+        if self.soft_weight:
+            teacher = active_only(active, ops.stop_gradient(ops.convert_to_tensor(dense_teacher(batch, student_logits))))
+            per_token = token_divergence(
+                logits, teacher, divergence=self.divergence, temperature=self.temperature, beta=self.beta
+            )
+            soft = weighted_sum(ops.cast(per_token, weights.dtype), weights)
+        # 3. The hard loss, towards the target ids.
+        hard = weighted_sum(token_cross_entropy(logits, ids), weights) if self.hard_weight else zero
+        # 4. Sums, with the weight that is to divide them.
+        weight = ops.sum(weights)
+        total = sum(
+            (factor * part for factor, part in ((self.soft_weight, soft), (self.hard_weight, hard)) if factor), zero
+        )
+        metrics = {
+            "distill/soft_loss": WeightedSum(soft, weight),
+            "distill/hard_loss": WeightedSum(hard, weight),
+        }
+        return LossOutput(WeightedSum(total, weight), metrics)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        names = ("divergence", "temperature", "beta", "soft_weight", "hard_weight")
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "DistillationLoss":
+        """The inverse of `get_config`."""
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable(package="keras_diffusion_opd")
+class TokenCrossEntropyLoss:
+    """Weighted cross-entropy towards the target ids: supervised fine-tuning of a diffusion language model.
+
+    With weights 1/t on masked positions it is the bound of Sahoo et al., "Simple and Effective Masked
+    Diffusion Language Models", 2024, arXiv:2406.07524, divided by the sum of the weights.
+
+    Args: none.
+
+    Returns:
+        `loss(student_logits, batch) -> LossOutput` without metrics, in float32 (float64 where the logits are).
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_diffusion_opd.data import PreparedBatch
+    from keras_diffusion_opd.losses import TokenCrossEntropyLoss
+
+    batch = PreparedBatch.create(
+        model_inputs={"token_ids": np.zeros((1, 2), "int32")},
+        target_ids=np.array([[1, -1]]),
+        loss_weights=np.array([[1.0, 0.0]], "float32"),
+    )
+    loss = TokenCrossEntropyLoss()(np.zeros((1, 2, 4), "float32"), batch).primary.mean()
+    assert abs(float(loss) - np.log(4)) < 1e-6
+    ```
+    """
+
+    metric_names: tuple[str, ...] = ()
+
+    def __call__(self, student_logits: Any, batch: PreparedBatch) -> LossOutput:
+        """See the class."""
+        logits, ids, _, weights = prepare(student_logits, batch)
+        return LossOutput(WeightedSum(weighted_sum(token_cross_entropy(logits, ids), weights), ops.sum(weights)), {})
+
+    def get_config(self) -> dict[str, Any]:
+        """Empty: there is nothing to set."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "TokenCrossEntropyLoss":
+        """The inverse of `get_config`."""
+        return cls(**config)

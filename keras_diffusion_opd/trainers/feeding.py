@@ -1,0 +1,143 @@
+"""Whatever a user has for data, as something that Keras's data adapters take."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_diffusion_opd import backend
+from keras_diffusion_opd.data.arrays import is_array
+from keras_diffusion_opd.data.dataset import PreparedDataset
+from keras_diffusion_opd.data.prepared_batch import PreparedBatch
+
+
+class Feed(NamedTuple):
+    """Data ready for `keras.Model.fit`."""
+
+    x: Any
+    dataset: PreparedDataset | None = None  # that wants to know epoch and policy version
+    ordered: bool = False  # it decides on its own order
+
+
+def feed(x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int | None = None, shuffle: Any = False) -> Feed:
+    """Recognise the data; ValueError with what is taken for anything else.
+
+    Rows that are given whole (a `PreparedBatch`, or arrays) are cut into batches of `batch_size`, 32 by
+    default as in Keras. Keras's own adapter for arrays refuses a weight per token next to a nested `y`.
+    """
+    if isinstance(x, PreparedBatch) or y is not None:
+        rows = single(x, y, sample_weight)
+        x, y, sample_weight = PreparedDataset(rows, batch_size=batch_size or 32, shuffle=bool(shuffle)), None, None
+    _alone(x, y, sample_weight)
+    if isinstance(x, list | tuple) and x and all(isinstance(b, PreparedBatch) for b in x):
+        x = PreparedDataset(list(x))
+    if isinstance(x, PreparedDataset):
+        return Feed(_relaxed(x), dataset=x, ordered=True)
+    if isinstance(x, keras.utils.PyDataset):
+        return Feed(_Unpacked(x))
+    origin = type(x).__module__
+    if origin.startswith("tensorflow"):
+        return Feed(x)
+    if origin.startswith("grain") and hasattr(x, "map"):
+        return Feed(x.map(as_fit))
+    if isinstance(x, Iterator):
+        return Feed(as_fit(item) for item in x)
+    if isinstance(x, Iterable) and hasattr(x, "__len__") and not (isinstance(x, dict | str | Sequence) or is_array(x)):
+        return Feed(_relaxed(_Passes(x)), ordered=True)
+    if isinstance(x, Iterable) and origin.startswith("grain"):
+        return Feed(as_fit(item) for item in x)
+    raise ValueError(
+        "`x` must be a PreparedDataset, PreparedBatch or list of them, a generator, keras.utils.PyDataset, "
+        "tf.data.Dataset, grain dataset or torch DataLoader that yields PreparedBatch or batch.as_fit(); or arrays "
+        f"together with `y` and `sample_weight`. Received {type(x).__name__}."
+    )
+
+
+def single(x: Any, y: Any, sample_weight: Any) -> PreparedBatch:
+    """One validated batch from a `PreparedBatch` or from arrays."""
+    if isinstance(x, PreparedBatch):
+        _alone(x, y, sample_weight)
+        return x.validate()
+    return PreparedBatch.from_fit(x, y, sample_weight).validate()
+
+
+def as_fit(item: Any) -> Any:
+    """`(x, y, sample_weight)` of a `PreparedBatch`; anything else as it is."""
+    return item.as_fit() if isinstance(item, PreparedBatch) else item
+
+
+def _alone(x: Any, y: Any, sample_weight: Any) -> None:
+    if y is not None or sample_weight is not None:
+        raise ValueError(
+            f"`y` and `sample_weight` must be None when `x` is a {type(x).__name__}: the batches hold them already."
+        )
+
+
+def _relaxed(dataset: keras.utils.PyDataset) -> Any:
+    """On TensorFlow a `tf.data.Dataset` whose batches may differ in shape; elsewhere the dataset itself."""
+    if backend.BACKEND != "tensorflow":
+        return dataset
+    from keras_diffusion_opd.trainers._tensorflow import relaxed_dataset
+
+    return relaxed_dataset(dataset)
+
+
+class _Unpacked(keras.utils.PyDataset):  # type: ignore[misc]
+    """Another PyDataset, its items as `(x, y, sample_weight)`."""
+
+    def __init__(self, inner: keras.utils.PyDataset) -> None:
+        super().__init__(
+            workers=inner.workers,
+            use_multiprocessing=inner.use_multiprocessing,
+            max_queue_size=inner.max_queue_size,
+        )
+        self.inner = inner
+
+    @property
+    def num_batches(self) -> int | None:
+        return self.inner.num_batches  # type: ignore[no-any-return]
+
+    def __getitem__(self, index: int) -> Any:
+        return as_fit(self.inner[index])
+
+    def on_epoch_begin(self) -> None:
+        self.inner.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self.inner.on_epoch_end()
+
+
+class _Passes(keras.utils.PyDataset):  # type: ignore[misc]
+    """A sized iterable that is walked once per epoch, front to back (a torch DataLoader, say)."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.source = source
+        self._walk: Iterator[Any] = iter(())
+
+    @property
+    def num_batches(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 0:
+            self._walk = iter(self.source)
+        return as_fit(next(self._walk))
+
+
+class DatasetClock(keras.callbacks.Callback):  # type: ignore[misc]
+    """Tells a `PreparedDataset` which epoch it is and how many updates the student has made."""
+
+    def __init__(self, dataset: PreparedDataset) -> None:
+        super().__init__()
+        self.dataset = dataset
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.dataset.policy_version = self.model.policy_version
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.dataset.set_epoch(epoch)
+        self.dataset.policy_version = self.model.policy_version
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.dataset.policy_version = self.model.policy_version

@@ -1,0 +1,114 @@
+"""`PreparedTrainer`: distillation and fine-tuning on prepared batches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_diffusion_opd.trainers.window import WindowTrainer
+
+
+@keras.saving.register_keras_serializable(package="keras_diffusion_opd")
+class PreparedTrainer(WindowTrainer):
+    """Trains a student on prepared batches: `PreparedTrainer(student, loss).compile(...)`, `.fit(dataset)`.
+
+    Gradients and metrics are exact over micro-batches of any size, length and weight: the window's
+    gradient is `sum(gradients of sums) / sum(weights)`, divided once in float32. The student is not
+    touched otherwise: its trainable flags, its own compile and its weights' paths stay what they are.
+
+    Args:
+        student: a `keras.Model` (or layer) that scores every position: inputs -> float (B, L, V) logits.
+        loss: callable `(student_logits, PreparedBatch) -> LossOutput`, such as `DistillationLoss` or
+            `TokenCrossEntropyLoss`. One of your own that reports metrics has an attribute
+            `metric_names`, a tuple of their names.
+        logits_fn: None, or `(student, model_inputs) -> (B, L, V)`: for students whose output is not the
+            logits. Register it with `keras.saving.register_keras_serializable` to save the trainer.
+        name, dtype: as for any Keras model.
+
+    Attributes:
+        student: the model given, trained in place.
+        policy_version: int, number of updates the student has made.
+
+    Raises:
+        TypeError: the student is not a Keras layer, or loss or logits_fn cannot be called.
+
+    Source: the method is that of weighted prepared distillation; on rollouts of the student it is
+    Agarwal et al., "On-Policy Distillation of Language Models", 2023, arXiv:2306.13649.
+
+    Example:
+
+    ```python
+    import keras, numpy as np
+    import keras_diffusion_opd as kdo
+
+    ids = keras.Input((4,), dtype="int32")
+    student = keras.Model(ids, keras.layers.Dense(6)(keras.layers.Embedding(6, 8)(ids)))
+    batch = kdo.data.PreparedBatch.create(
+        model_inputs=np.array([[1, 5, 5, 2]]),
+        target_ids=np.array([[1, 3, 0, 2]]),
+        loss_weights=np.array([[0.0, 1.0, 1.0, 0.0]], "float32"),
+        teacher=kdo.data.DenseTargets(np.random.default_rng(0).normal(size=(1, 4, 6)).astype("float32")),
+    )
+    trainer = kdo.trainers.PreparedTrainer(student, kdo.losses.DistillationLoss(temperature=2.0))
+    trainer.compile(keras.optimizers.Adam(0.01), accumulation_steps=2)
+    history = trainer.fit(kdo.data.PreparedDataset([batch, batch]), epochs=2, verbose=0)
+    assert history.history["loss"][1] < history.history["loss"][0]
+    ```
+    """
+
+    def __init__(
+        self,
+        student: Any,
+        loss: Any,
+        *,
+        logits_fn: Callable[[Any, Any], Any] | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> None:
+        if not isinstance(student, keras.layers.Layer):
+            raise TypeError(
+                f"`student` must be a Keras model or layer. Received {type(student).__name__}. A KerasHub task becomes "
+                "one with keras_diffusion_opd.models.token_scorer(task)."
+            )
+        if not callable(loss) or isinstance(loss, type):
+            raise TypeError(
+                "`loss` must be a callable (student_logits, batch) -> LossOutput, such as DistillationLoss(). Received "
+                f"{loss!r}."
+            )
+        if logits_fn is not None and not callable(logits_fn):
+            raise TypeError(f"`logits_fn` must be None or a callable (student, model_inputs) -> logits. Received {logits_fn!r}.")
+        super().__init__(name=name, dtype=dtype)
+        self.student = student
+        self.loss = loss
+        self.logits_fn = logits_fn
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """The student's logits, float (B, L, V)."""
+        if self.logits_fn is not None:
+            # The training flag reaches the student through Keras's call context.
+            return self.logits_fn(self.student, inputs)
+        if self.student._call_has_training_arg:
+            return self.student(inputs, training=training)
+        return self.student(inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments, serialised."""
+        serialize = keras.saving.serialize_keras_object
+        return {
+            "student": serialize(self.student),
+            "loss": serialize(self.loss),
+            "logits_fn": None if self.logits_fn is None else serialize(self.logits_fn),
+            "name": self.name,
+            "dtype": serialize(self.dtype_policy),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "PreparedTrainer":
+        """The inverse of `get_config`."""
+        parts = {
+            name: keras.saving.deserialize_keras_object(config[name], custom_objects=custom_objects)
+            for name in ("student", "loss", "logits_fn", "dtype")
+            if config.get(name) is not None
+        }
+        return cls(**parts, name=config.get("name"))

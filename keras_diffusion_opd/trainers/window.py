@@ -1,0 +1,264 @@
+"""The algorithm of every trainer: one Keras execution = one accumulation window = one update.
+
+Keras's epoch iterator already walks a dataset in executions of `steps_per_execution` batches, cuts the
+last one short, never crosses an epoch and calls the callbacks once for each. Here an execution is a
+window: gradients of unreduced sums and the weights that divide them are added up over its micro-batches,
+divided once, and applied once. What differs between backends (how to differentiate, compile and draw
+batches) is in `_jax.py`, `_tensorflow.py` and `_torch.py`.
+"""
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_diffusion_opd import backend
+from keras_diffusion_opd.data.prepared_batch import PreparedBatch
+from keras_diffusion_opd.data.violations import violations
+from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
+from keras_diffusion_opd.trainers.compiling import check_optimizer, refuse_compile_arguments
+from keras_diffusion_opd.trainers.feeding import DatasetClock, Feed, feed, single
+from keras_diffusion_opd.trainers.metric_set import MetricSet
+from keras_diffusion_opd.validation import positive_int
+
+if backend.BACKEND == "jax":
+    from keras_diffusion_opd.trainers._jax import BackendWindow
+elif backend.BACKEND == "tensorflow":
+    from keras_diffusion_opd.trainers._tensorflow import BackendWindow
+else:
+    from keras_diffusion_opd.trainers._torch import BackendWindow
+
+ON_EMPTY = ("skip", "zero_grad")
+
+
+class WindowTrainer(BackendWindow, keras.Model):  # type: ignore[misc]
+    """A `keras.Model` whose `fit` makes exact accumulation windows. Base of the trainers of this library.
+
+    A subclass sets `loss` (callable: logits, `PreparedBatch` -> `LossOutput`) and implements `call`.
+    """
+
+    loss: Any
+
+    # ---- compile -----------------------------------------------------------------------------------
+
+    def compile(
+        self,
+        optimizer: Any = "adamw",
+        *,
+        accumulation_steps: int = 1,
+        on_empty: str = "skip",
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        **keras_arguments: Any,
+    ) -> None:
+        """Choose optimizer, window and metrics.
+
+        Args:
+            optimizer: a Keras optimizer, its name or config. Its schedule, EMA and weight decay advance once
+                per window.
+            accumulation_steps: int >= 1, micro-batches per update. k micro-batches give the gradient of one
+                batch that holds them all.
+            on_empty: what a window whose weights are all 0 does. `"skip"`: nothing at all. `"zero_grad"`: an
+                update with gradient 0 (weight decay and moments act, the step counts).
+            metrics, weighted_metrics: lists of Keras metrics, names, functions, or token metrics of
+                `keras_diffusion_opd.metrics`. All are weighted by the token weights.
+            **keras_arguments: `run_eagerly`, `jit_compile`, `auto_scale_loss` as in `keras.Model.compile`.
+
+        Raises:
+            ValueError, TypeError: an argument out of range, one that belongs elsewhere (`loss`,
+                `steps_per_execution`), or an optimizer that accumulates by itself.
+        """
+        accumulation_steps = positive_int("accumulation_steps", accumulation_steps)
+        if on_empty not in ON_EMPTY:
+            raise ValueError(f"`on_empty` must be one of {ON_EMPTY}. Received {on_empty!r}.")
+        refuse_compile_arguments(keras_arguments)
+        optimizer = keras.optimizers.get(optimizer)
+        if getattr(optimizer, "gradient_accumulation_steps", None):
+            raise ValueError(
+                "The optimizer has gradient_accumulation_steps="
+                f"{optimizer.gradient_accumulation_steps}, which averages means of unequal micro-batches. Remove it "
+                "and pass accumulation_steps to compile()."
+            )
+        extra = [*(metrics or []), *(weighted_metrics or [])]
+        metric_set = MetricSet(tuple(getattr(self.loss, "metric_names", ())), extra)
+        super().compile(optimizer=optimizer, steps_per_execution=accumulation_steps, **keras_arguments)
+        self._loss_tracker = None  # Keras's own "loss" weighs batches by their number of rows
+        self._metric_set = metric_set
+        self._policy_version = 0
+        self.on_empty = on_empty
+        self.accumulation_steps = accumulation_steps
+        self._half_precision = any(layer.compute_dtype == "float16" for layer in self._flatten_layers())
+        # Keras decides on loss scaling by the policy of this wrapper; what computes in float16 is inside.
+        scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
+        if self._half_precision and not scaled and keras_arguments.get("auto_scale_loss", True):
+            self.optimizer = keras.optimizers.LossScaleOptimizer(self.optimizer)
+        self._own_compile_config = {
+            "optimizer": optimizer,
+            "accumulation_steps": accumulation_steps,
+            "on_empty": on_empty,
+            "metrics": list(metrics) if metrics is not None else None,
+            "weighted_metrics": list(weighted_metrics) if weighted_metrics is not None else None,
+            **keras_arguments,
+        }
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """What `compile` was called with, serialised."""
+        if not self.compiled:
+            return {}
+        return {name: keras.saving.serialize_keras_object(value) for name, value in self._own_compile_config.items()}
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compile as before saving, and build the optimizer so that its state can be loaded."""
+        self.compile(**{name: keras.saving.deserialize_keras_object(value) for name, value in config.items()})
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    @property
+    def metrics(self) -> list[Any]:
+        """`loss`, what the loss reports, then what was given to `compile`."""
+        return self._metric_set.all if getattr(self, "_metric_set", None) is not None else []
+
+    # ---- fit, evaluate -------------------------------------------------------------------------------
+
+    def fit(self, x: Any = None, y: Any = None, **arguments: Any) -> Any:
+        """`keras.Model.fit` on prepared batches.
+
+        Args:
+            x: a `PreparedDataset`; a `PreparedBatch` or a list of them; a generator, `keras.utils.PyDataset`,
+                grain dataset or loader, or torch DataLoader that yields batches; a `tf.data.Dataset` of
+                `batch.as_fit()`; or arrays, with `y` and `sample_weight` as `as_fit()` gives them.
+            y: see `x`.
+            **arguments: of `keras.Model.fit`. `validation_data` takes whatever `x` takes.
+
+        Returns:
+            `keras.callbacks.History`.
+
+        Raises:
+            ValueError: data that are not prepared batches; a window that broke the contract (see
+                `keras_diffusion_opd.data.violations`), before its update; `steps_per_epoch` that
+                `accumulation_steps` does not divide.
+        """
+        self._check_ready("fit")
+        if arguments.get("class_weight") is not None:
+            raise ValueError("`class_weight` has no meaning for tokens. Put the weights into `loss_weights`.")
+        steps = arguments.get("steps_per_epoch")
+        if steps is not None and steps % self.accumulation_steps:
+            raise ValueError(
+                f"`steps_per_epoch` ({steps}) must be a multiple of `accumulation_steps` ({self.accumulation_steps}): "
+                "an epoch holds whole windows, and Keras counts micro-batches."
+            )
+        whole = {"batch_size": arguments.pop("batch_size", None), "shuffle": arguments.get("shuffle", True)}
+        fed = feed(x, y, arguments.pop("sample_weight", None), **whole)
+        if arguments.get("validation_data") is not None:
+            validation = arguments["validation_data"]
+            parts = validation if isinstance(validation, tuple) else (validation,)
+            rows = arguments.pop("validation_batch_size", None) or whole["batch_size"]
+            arguments["validation_data"] = feed(*parts, batch_size=rows).x
+        self._adopt(fed, arguments)
+        check_optimizer(self)
+        self._count_updates()
+        return super().fit(fed.x, **arguments)
+
+    def _adopt(self, fed: Feed, arguments: dict[str, Any]) -> None:
+        """Give the dataset its clock; datasets that order themselves are not shuffled a second time."""
+        if fed.ordered:
+            arguments["shuffle"] = False
+        callbacks = arguments.get("callbacks") or []
+        if fed.dataset is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+            arguments["callbacks"] = [DatasetClock(fed.dataset), *callbacks]
+
+    def evaluate(self, x: Any = None, y: Any = None, **arguments: Any) -> Any:
+        """`keras.Model.evaluate`: exact over the whole dataset, without dropout. Takes what `fit` takes."""
+        self._check_ready("evaluate")
+        if arguments.get("_use_cached_eval_dataset"):
+            return super().evaluate(x, y, **arguments)
+        fed = feed(x, y, arguments.pop("sample_weight", None), batch_size=arguments.pop("batch_size", None))
+        return super().evaluate(fed.x, **arguments)
+
+    def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, **arguments: Any) -> Any:
+        """One window of one micro-batch; `x` may be a `PreparedBatch`."""
+        self._check_ready("train_on_batch")
+        check_optimizer(self)
+        self._count_updates()
+        return super().train_on_batch(*single(x, y, sample_weight).as_fit(), **arguments)
+
+    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, **arguments: Any) -> Any:
+        """The exact loss and metrics of one batch; `x` may be a `PreparedBatch`."""
+        self._check_ready("test_on_batch")
+        return super().test_on_batch(*single(x, y, sample_weight).as_fit(), **arguments)
+
+    @property
+    def policy_version(self) -> int:
+        """Number of updates that the optimizer has made: what `Stamp.policy_version` refers to."""
+        return self._policy_version
+
+    def _count_updates(self) -> None:
+        """Read the count off the optimizer, which may have been loaded."""
+        if self.optimizer.built:
+            self._policy_version = int(keras.ops.convert_to_numpy(self.optimizer.iterations))
+
+    def window_done(self, moved: bool) -> None:
+        """A window has ended, with an update if `moved`."""
+        self._policy_version += int(moved)
+
+    def _check_ready(self, method: str) -> None:
+        if not self.compiled:
+            raise ValueError(f"Call `compile(optimizer, ...)` before `{method}()`.")
+
+    # ---- the algorithm, shared by the backends ---------------------------------------------------------
+
+    def micro_batch_terms(
+        self, x: Any, y: Any, sample_weight: Any, logits: Any, extra_losses: Any
+    ) -> tuple[WeightedSum, dict[str, Any]]:
+        """The unreduced loss of one micro-batch, and where it breaks the contract. Updates the metrics.
+
+        Losses that layers add (regularisers, `add_loss`) count with the micro-batch's weight, so that k
+        micro-batches equal one batch.
+        """
+        batch = PreparedBatch.from_fit(x, y, sample_weight)
+        with backend.values_hidden():
+            batch.validate()
+            batch.validate_logits(logits)
+            output = self.loss(logits, batch)
+        if not isinstance(output, LossOutput):
+            raise TypeError(
+                f"The loss must return a LossOutput(primary, metrics). Received {type(output).__name__} from {self.loss!r}."
+            )
+        weight = output.primary.weight
+        total = output.primary.total
+        for loss in extra_losses:
+            total = total + weight * ops.cast(ops.sum(loss), total.dtype)
+        found = violations(batch, logits, total)
+        primary = WeightedSum(total, weight)
+        self._metric_set.update(primary, output.metrics, batch, logits)
+        return primary, found
+
+    def gradient_scale(self, weight: Any) -> Any:
+        """A power of two that a float16 loss is multiplied with before it is differentiated, else 1.
+
+        The sum over all tokens of a micro-batch is large where a mean is not; together with the loss scale
+        its gradients would overflow float16 in most windows. The factor is undone in float32.
+
+        Args:
+            weight: float scalar, the micro-batch's weight.
+        """
+        if not self._half_precision:
+            return 1.0
+        weight = ops.stop_gradient(ops.where(weight > 0, weight, ops.ones_like(weight)))
+        return ops.power(2.0, -ops.ceil(ops.log2(weight)))
+
+    def mean_gradients(self, sums: list[Any], weight: Any) -> list[Any]:
+        """Divide the window's gradient sums by its weight, once; 0 where the weight is 0."""
+        some = weight > 0
+        safe = ops.where(some, weight, ops.ones_like(weight))
+        return [
+            ops.cast(ops.where(some, g / ops.cast(safe, g.dtype), ops.zeros_like(g)), v.dtype)
+            for g, v in zip(sums, self.trainable_variables, strict=True)
+        ]
+
+    @staticmethod
+    def sum_dtype(variable: Any) -> str:
+        """dtype of a gradient sum: float32, or float64 for float64 variables; never less."""
+        return "float64" if keras.backend.standardize_dtype(variable.dtype) == "float64" else "float32"
