@@ -1,5 +1,6 @@
 """`PreparedDataset`: what `fit` takes."""
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -64,11 +65,15 @@ class PreparedDataset(keras.utils.PyDataset):  # type: ignore[misc]
         adapter: Callable[[Any], PreparedBatch] | None = None,
     ) -> None:
         super().__init__()
-        if max_staleness is not None and (not isinstance(max_staleness, int) or max_staleness < 0):
+        if max_staleness is not None and (not _is_whole(max_staleness) or max_staleness < 0):
             raise ValueError(f"`max_staleness` must be None or a whole number >= 0. Received {max_staleness!r}.")
+        if not _is_whole(seed):
+            raise TypeError(f"`seed` must be a whole number. Received {seed!r} of type {type(seed).__name__}.")
+        if adapter is not None and not callable(adapter):
+            raise TypeError(f"`adapter` must be None or a function from a raw item to a PreparedBatch. Received {adapter!r}.")
         self.batch_size = None if batch_size is None else positive_int("batch_size", batch_size)
         self.shuffle = shuffle
-        self.seed = seed
+        self.seed = int(seed)
         self.max_staleness = max_staleness
         self.adapter = adapter
         self.policy_version = 0
@@ -164,6 +169,10 @@ class PreparedDataset(keras.utils.PyDataset):  # type: ignore[misc]
                 f"Batch {index} was generated {age} updates ago (policy version {batch.stamp.policy_version}, now "
                 f"{self.policy_version}); max_staleness is {self.max_staleness}. Roll out again, or allow more."
             )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _take_rows(array: Any, rows: np.ndarray) -> Any:

@@ -33,10 +33,12 @@ def log_probabilities(logits: Any, temperature: float = 1.0, dtype: str | None =
     scaled = ops.cast(logits, dtype or computation_dtype(logits))
     if temperature != 1.0:
         scaled = scaled / temperature
-    scaled = ops.maximum(scaled, EXCLUDED)
+    # Selected, not `maximum`: Keras on torch takes the maximum of two float64 tensors in float32.
+    excluded = scaled <= EXCLUDED
+    scaled = ops.where(excluded, ops.full_like(scaled, EXCLUDED), scaled)
     shifted = scaled - ops.stop_gradient(ops.max(scaled, axis=-1, keepdims=True))
     log_softmax = shifted - ops.log(ops.sum(ops.exp(shifted), axis=-1, keepdims=True))
-    return ops.where(scaled <= EXCLUDED, ops.full_like(scaled, EXCLUDED), log_softmax)
+    return ops.where(excluded, ops.full_like(scaled, EXCLUDED), log_softmax)
 
 
 def gather_ids(values: Any, ids: Any) -> Any:
@@ -73,8 +75,9 @@ def log_mixture_ratio(difference: Any, weight: float) -> Any:
     """
     limit = 20.0
     moderate = difference > -limit
-    near = ops.log1p((1.0 - weight) * ops.expm1(-ops.maximum(difference, -limit)))
+    edge = ops.full_like(difference, -limit)
+    near = ops.log1p((1.0 - weight) * ops.expm1(-ops.where(moderate, difference, edge)))
     # exp(-difference) would overflow: a / m = exp(difference) / (weight * exp(difference) + 1 - weight).
-    low = ops.minimum(difference, -limit)
+    low = ops.where(moderate, edge, difference)
     far = low - ops.log1p(weight * ops.expm1(low))
     return ops.where(moderate, -near, far)

@@ -31,10 +31,10 @@ class BackendWindow:
     def _micro(self, sums: list[Any], weight: Any, table: Any, data: Any, index: Any) -> Any:
         """One micro-batch added to the window's sums."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        scale = self.gradient_scale(sample_weight)
         with tf.GradientTape() as tape:
             logits = self(x, training=True)  # type: ignore[operator]
             primary, found = self.micro_batch_terms(x, y, sample_weight, logits, self.losses)
+            scale = self.gradient_scale(primary.weight)
             objective = self.optimizer.scale_loss(primary.total * scale)
         gradients = tape.gradient(objective, [v.value for v in self.trainable_variables])
         # The gradient of an embedding is sparse (IndexedSlices): made dense to be added.
