@@ -9,8 +9,8 @@ Its gradient is worked out in NumPy, in float64, and compared with the step that
 - direction error: 1 - cosine of the angle between the step and the true one;
 - size error: length of the step over the length of the true one, - 1, without its sign.
 
-The last window has NaN as the teacher's logits where the weight is 0, as padding that was never scored may have.
-`Distiller` calls its teacher itself, so that it meets none; it does not use the weights either.
+The last window has NaN as the teacher's logits where the weight is 0, as padding that was never scored may
+have. `Distiller` calls its teacher itself, so that it meets none; it does not use the weights either.
 """
 
 import argparse
