@@ -1,5 +1,6 @@
 """What every benchmark shares: the machine, versions, alternating timing, tables, result files."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -8,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,8 +33,12 @@ def machine() -> dict[str, Any]:
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    """Installed versions of `distributions`."""
-    return {name: importlib.metadata.version(name) for name in distributions}
+    """Versions of those `distributions` that are installed."""
+    found = {}
+    for name in distributions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:
@@ -54,18 +59,27 @@ def write_json(path: Path, record: dict[str, Any]) -> None:
     print(f"written: {path}")
 
 
-def alternate(turns: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every turn, `rounds` times; the order of the turns is reversed from round to round.
+class Times(NamedTuple):
+    """Seconds of the turns of one side: by the clock, and of processor time of this process."""
 
-    A busy machine then slows all of them alike, and a drift cancels.
+    wall: list[float]
+    processor: list[float]
+
+
+def alternate(turns: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Times]:
+    """Times of every turn, `rounds` times; the order of the turns is reversed from round to round.
+
+    A busy machine then slows all of them alike, and a drift cancels. Processor time does not count what other
+    processes take.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    times = {name: Times([], []) for name in turns}
     for index in range(rounds):
         for name in sorted(turns, reverse=bool(index % 2)):
-            start = time.perf_counter()
+            start, spent = time.perf_counter(), time.process_time()
             turns[name]()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
+            times[name].wall.append(time.perf_counter() - start)
+            times[name].processor.append(time.process_time() - spent)
+    return times
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

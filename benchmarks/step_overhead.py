@@ -5,7 +5,7 @@
 Same model, data, loss and optimizer; both sides in one process, in turns. Reported per update: the ratio of
 times (of the compiled step, and of `fit` against a bare loop), the ratio of peak memory (what XLA plans for
 the compiled programs, and what a process of its own is seen to hold). Before anything is timed, both sides
-must have reached the same weights.
+must have reached the same weights. Resident memory is read from /proc, on Linux.
 """
 
 import argparse
@@ -144,7 +144,7 @@ def compare(size: str, k: int, rounds: int) -> dict[str, Any]:
         raise AssertionError(
             f"After {UPDATES} updates the sides differ by {apart:.1e} (they moved by {moved:.1e})."
         )
-    seconds = alternate(turns, rounds)
+    times = alternate(turns, rounds)
 
     dataset = PreparedDataset([data[i % k] for i in range(UPDATES * k)])
     fit = {
@@ -152,15 +152,17 @@ def compare(size: str, k: int, rounds: int) -> dict[str, Any]:
         "hand-written": turns["hand-written"],
     }
     fit["ours"]()
-    fit_seconds = alternate(fit, rounds)
+    fit_times = alternate(fit, rounds)
     planned = {name: planned_bytes(side, window) for name, side in sides.items()}
     return {
         "size": size,
         "accumulation_steps": k,
         "parameters": sum(int(np.prod(v.shape)) for v in ours),
-        "time_ratio": ratios(*(seconds[name] for name in SIDES)),
-        "fit_time_ratio": ratios(*(fit_seconds[name] for name in SIDES)),
-        "seconds_per_update": {name: spread([s / UPDATES for s in seconds[name]]) for name in SIDES},
+        "time_ratio": ratios(*(times[name].wall for name in SIDES)),
+        "processor_time_ratio": ratios(*(times[name].processor for name in SIDES)),
+        "fit_time_ratio": ratios(*(fit_times[name].wall for name in SIDES)),
+        "fit_processor_time_ratio": ratios(*(fit_times[name].processor for name in SIDES)),
+        "seconds_per_update": {name: spread([s / UPDATES for s in times[name].wall]) for name in SIDES},
         "planned_bytes": planned,
         "planned_memory_ratio": planned["ours"] / planned["hand-written"],
         "weights_differ_by": apart,
@@ -223,12 +225,18 @@ def main() -> None:
             result["resident_memory_ratio"] = held["ours"] / held["hand-written"]
             results.append(result)
             print(f"{size}, k = {k}: time ratio {result['time_ratio']['median']:.3f}", flush=True)
-    print(
-        table(
-            ["model", "k", "time", "fit / loop", "XLA memory", "resident", "ms per update"],
-            [*map(_row, results)],
-        )
-    )
+    headers = [
+        "model",
+        "k",
+        "time",
+        "CPU time",
+        "fit",
+        "fit, CPU time",
+        "XLA memory",
+        "resident",
+        "ms per update",
+    ]
+    print(table(headers, [_row(result) for result in results]))
     settings = {"loss": LOSS, "adamw": ADAMW, "rows": ROWS, "length": LENGTH, "updates_per_turn": UPDATES}
     named = versions("keras", "jax", "jaxlib", "numpy", "keras-hub")
     write_json(
@@ -237,12 +245,12 @@ def main() -> None:
 
 
 def _row(result: dict[str, Any]) -> list[str]:
-    time, fit = result["time_ratio"], result["fit_time_ratio"]
+    names = ("time_ratio", "processor_time_ratio", "fit_time_ratio", "fit_processor_time_ratio")
+    found = [result[name] for name in names]
     return [
         f"{result['size']} ({result['parameters'] / 1e6:.1f}M)",
         str(result["accumulation_steps"]),
-        f"{time['median']:.3f} ({time['lower_quartile']:.3f} to {time['upper_quartile']:.3f})",
-        f"{fit['median']:.3f} ({fit['lower_quartile']:.3f} to {fit['upper_quartile']:.3f})",
+        *(f"{r['median']:.3f} ({r['lower_quartile']:.3f} to {r['upper_quartile']:.3f})" for r in found),
         f"{result['planned_memory_ratio']:.3f}",
         f"{result['resident_memory_ratio']:.3f}",
         f"{1e3 * result['seconds_per_update']['ours']['median']:.1f}",
