@@ -10,7 +10,7 @@ from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.validation import positive_int
 
 
-class RolloutRefresh(keras.callbacks.Callback):  # type: ignore[misc]
+class RolloutRefresh(keras.callbacks.Callback):
     """Rolls out the current student at the beginning of every `every`-th epoch and trains on that.
 
     Nothing overlaps: the rollout ends before the epoch's first window begins. Every batch has to carry a

@@ -15,7 +15,7 @@ class StaleBatchError(ValueError):
     """A batch was rolled out by a student that has since been updated more often than is allowed."""
 
 
-class PreparedDataset(keras.utils.PyDataset):  # type: ignore[misc]
+class PreparedDataset(keras.utils.PyDataset):
     """Prepared batches in a deterministic order, refused when they are too old.
 
     The order is a function of (seed, epoch) alone: a resumed run continues with the same batches.

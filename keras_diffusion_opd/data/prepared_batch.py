@@ -306,4 +306,4 @@ def _flatten(batch: PreparedBatch) -> tuple[list[tuple[str, Any]], Stamp | None]
     return [(name, getattr(batch, name)) for name in names], batch.stamp
 
 
-backend.register_pytree(PreparedBatch, _flatten, lambda stamp, children: PreparedBatch(*children, stamp=stamp))
+backend.register_pytree(PreparedBatch, _flatten, lambda stamp, children: PreparedBatch(*(*children, stamp)))
