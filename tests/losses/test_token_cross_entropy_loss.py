@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 from batches import prepared
-from oracles import cross_entropy, numpy, tensor, value_and_grad
+from oracles import compiled_value_and_grad, cross_entropy, numpy, tensor
 
-from keras_diffusion_opd.data import DenseTargets
+from keras_diffusion_opd.data import DenseTargets, PreparedBatch
 from keras_diffusion_opd.losses import TokenCrossEntropyLoss
 
 LOSS = TokenCrossEntropyLoss()
@@ -35,40 +35,39 @@ def test_bool_and_integer_weights_count_as_numbers(dtype):
     assert numbers(output) == pytest.approx([np.log(4), 1.0, np.log(4)], rel=1e-6)
 
 
-def test_value_and_gradient_of_two_tokens():
-    logits, ids = [[[1.0, -1.0], [-0.5, 0.5]]], [[1, 0]]
-    value, gradient = value_and_grad(lambda s: LOSS(s, prepared([[1.0, 1.0]], ids=ids)).primary.mean(), tensor(logits))
-    assert value == pytest.approx(1.72009485, rel=1e-6)
-    assert np.isfinite(gradient).all() and gradient.all()
-
-
 def micro_batches():
     draw = np.random.default_rng(0)
     return draw.normal(size=(4, 3, 5)), draw.integers(5, size=(4, 3)), draw.uniform(size=(4, 3)) * (draw.uniform(size=(4, 3)) > 0.3)
 
 
-def test_two_micro_batches_add_up_to_the_batch():
+def total(logits, ids, weights):
+    return LOSS(logits, PreparedBatch(ids, ids, weights)).primary.total
+
+
+def mean(logits, ids, weights):
+    return LOSS(logits, PreparedBatch(ids, ids, weights)).primary.mean()
+
+
+def test_value_and_gradient_of_two_tokens():
+    logits, ids = tensor([[[1.0, -1.0], [-0.5, 0.5]]]), tensor([[1, 0]], "int32")
+    value, gradient = compiled_value_and_grad(mean)(logits, ids, tensor([[1.0, 1.0]]))
+    assert value == pytest.approx(1.72009485, rel=1e-6)
+    assert np.isfinite(gradient).all() and gradient.all()
+
+
+def test_sums_and_gradients_of_two_micro_batches_divided_once_are_those_of_the_batch():
     logits, ids, weights = micro_batches()
-
-    def part(rows):
-        return LOSS(tensor(logits[rows]), prepared(weights[rows], ids=ids[rows])).primary
-
-    whole, halves = part(slice(0, 4)), part(slice(0, 2)) + part(slice(2, 4))
+    of_total, of_mean = compiled_value_and_grad(total), compiled_value_and_grad(mean)
+    whole, whole_gradient = of_mean(tensor(logits), tensor(ids, "int32"), tensor(weights))
+    halves = [
+        of_total(tensor(logits[rows]), tensor(ids[rows], "int32"), tensor(weights[rows]))
+        for rows in (slice(0, 2), slice(2, 4))
+    ]
     want = (weights * cross_entropy(logits, ids)).sum()
-    assert [float(numpy(x)) for x in halves] == pytest.approx([float(numpy(x)) for x in whole], rel=1e-6)
-    assert [float(numpy(x)) for x in halves] == pytest.approx([want, weights.sum()], rel=1e-5)
-
-
-def test_gradients_of_micro_batches_divided_once_are_those_of_the_batch():
-    logits, ids, weights = micro_batches()
-
-    def gradient(rows):
-        batch = prepared(weights[rows], ids=ids[rows])
-        return value_and_grad(lambda s: LOSS(s, batch).primary.total, tensor(logits[rows]))[1]
-
-    halves = np.concatenate([gradient(slice(0, 2)), gradient(slice(2, 4))]) / weights.sum()
-    _, whole = value_and_grad(lambda s: LOSS(s, prepared(weights, ids=ids)).primary.mean(), tensor(logits))
-    np.testing.assert_allclose(halves, whole, rtol=1e-5, atol=1e-8)
+    assert halves[0][0] + halves[1][0] == pytest.approx(want, rel=1e-5)
+    assert whole == pytest.approx(want / weights.sum(), rel=1e-5)
+    gradient = np.concatenate([halves[0][1], halves[1][1]]) / weights.sum()
+    np.testing.assert_allclose(gradient, whole_gradient, rtol=1e-5, atol=1e-8)
 
 
 def test_weights_of_masked_diffusion_make_the_bound_of_a_constant_cross_entropy():
