@@ -129,7 +129,7 @@ def test_names_give_schedules():
 
 
 def test_errors_name_the_argument():
-    with pytest.raises(ValueError, match="`eps`.* must lie in"):
+    with pytest.raises(ValueError, match=r"`eps`.* must lie in"):
         LinearMaskSchedule(eps=0.0)
     with pytest.raises(ValueError, match="`eps` must be a finite real"):
         LinearMaskSchedule(eps=float("nan"))
