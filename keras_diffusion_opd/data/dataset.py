@@ -1,5 +1,6 @@
 """`PreparedDataset`: what `fit` takes."""
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ class StaleBatchError(ValueError):
     """A batch was rolled out by a student that has since been updated more often than is allowed."""
 
 
-class PreparedDataset(keras.utils.PyDataset):  # type: ignore[misc]
+class PreparedDataset(keras.utils.PyDataset):
     """Prepared batches in a deterministic order, refused when they are too old.
 
     The order is a function of (seed, epoch) alone: a resumed run continues with the same batches.
@@ -64,11 +65,15 @@ class PreparedDataset(keras.utils.PyDataset):  # type: ignore[misc]
         adapter: Callable[[Any], PreparedBatch] | None = None,
     ) -> None:
         super().__init__()
-        if max_staleness is not None and (not isinstance(max_staleness, int) or max_staleness < 0):
+        if max_staleness is not None and (not _is_whole(max_staleness) or max_staleness < 0):
             raise ValueError(f"`max_staleness` must be None or a whole number >= 0. Received {max_staleness!r}.")
+        if not _is_whole(seed):
+            raise TypeError(f"`seed` must be a whole number. Received {seed!r} of type {type(seed).__name__}.")
+        if adapter is not None and not callable(adapter):
+            raise TypeError(f"`adapter` must be None or a function from a raw item to a PreparedBatch. Received {adapter!r}.")
         self.batch_size = None if batch_size is None else positive_int("batch_size", batch_size)
         self.shuffle = shuffle
-        self.seed = seed
+        self.seed = int(seed)
         self.max_staleness = max_staleness
         self.adapter = adapter
         self.policy_version = 0
@@ -150,6 +155,15 @@ class PreparedDataset(keras.utils.PyDataset):  # type: ignore[misc]
         """`(x, y, sample_weight)` of `batch(index)`."""
         return self.batch(index).as_fit()
 
+    def staleness(self) -> int | None:
+        """Updates since the oldest batch was generated; None where a batch has no stamp."""
+        if self._rows is not None:
+            stamps = [self._rows.stamp]
+        else:
+            stamps = [self._batch(self._source, index).stamp for index in range(len(self._source))]
+        ages = [None if stamp is None else stamp.staleness(self.policy_version) for stamp in stamps]
+        return None if None in ages else max(age for age in ages if age is not None)
+
     def _refuse_stale(self, batch: PreparedBatch, index: int) -> None:
         if self.max_staleness is None:
             return
@@ -164,6 +178,10 @@ class PreparedDataset(keras.utils.PyDataset):  # type: ignore[misc]
                 f"Batch {index} was generated {age} updates ago (policy version {batch.stamp.policy_version}, now "
                 f"{self.policy_version}); max_staleness is {self.max_staleness}. Roll out again, or allow more."
             )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _take_rows(array: Any, rows: np.ndarray) -> Any:

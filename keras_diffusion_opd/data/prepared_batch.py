@@ -254,34 +254,51 @@ def _position(where: tuple[int, ...]) -> str:
 
 
 def concatenate_batches(batches: list[PreparedBatch]) -> PreparedBatch:
-    """The rows of several batches as one. NumPy stays NumPy; the stamp is that of the oldest policy.
+    """The rows of several batches as one. NumPy stays NumPy; dtypes stay what they are.
+
+    The stamp is that of the oldest policy; none where a batch has none, for then the age is not known.
 
     Raises:
-        ValueError: no batch; structures or teachers' kinds that differ; only some have a teacher.
+        TypeError: something is not a PreparedBatch.
+        ValueError: no batch; structures, teachers' kinds, shapes of a row or dtypes that differ.
     """
     if not batches:
         raise ValueError("Nothing to concatenate: `batches` is empty.")
-    first = batches[0]
-    parts = [batch.as_fit() for batch in batches]
-    paths = [[path for path, _ in leaves_with_paths(list(part), "batch")] for part in parts]
-    for index, other in enumerate(paths):
-        if other != paths[0]:
-            raise ValueError(
-                "Batches must have the same pytree structure (inputs, teacher or none) to become one. Batch 0 has "
-                f"{paths[0]}, batch {index} has {other}."
-            )
-    leaves = [[leaf for _, leaf in leaves_with_paths(list(part), "batch")] for part in parts]
+    for index, batch in enumerate(batches):
+        if not isinstance(batch, PreparedBatch):
+            raise TypeError(f"`batches` must hold PreparedBatch objects. Received {type(batch).__name__} at {index}.")
+    if len(batches) == 1:
+        return batches[0]
+    parts = [list(leaves_with_paths(list(batch.as_fit()), "batch")) for batch in batches]
+    for index, other in enumerate(parts):
+        _require_same_rows(parts[0], other, index)
     joined = iter(
         [
             np.concatenate(column) if all(isinstance(c, np.ndarray) for c in column) else keras.ops.concatenate(column)
-            for column in zip(*leaves, strict=True)
+            for column in zip(*([leaf for _, leaf in part] for part in parts), strict=True)
         ]
     )
-    x, y, weights = map_leaves(lambda _: next(joined), list(first.as_fit()))
+    x, y, weights = map_leaves(lambda _: next(joined), list(batches[0].as_fit()))
     whole = PreparedBatch.from_fit(x, y, weights)
     stamps = [batch.stamp for batch in batches if batch.stamp is not None]
-    stamp = min(stamps, key=lambda s: s.policy_version) if stamps else None
+    stamp = min(stamps, key=lambda s: s.policy_version) if len(stamps) == len(batches) else None
     return PreparedBatch(whole.model_inputs, whole.target_ids, whole.loss_weights, whole.teacher, stamp)
+
+
+def _require_same_rows(first: list[tuple[str, Any]], other: list[tuple[str, Any]], index: int) -> None:
+    """ValueError unless both batches have the same leaves, and each the same dtype and shape but for the rows."""
+    if [path for path, _ in first] != [path for path, _ in other]:
+        raise ValueError(
+            "Batches must have the same pytree structure (inputs, teacher or none) to become one. Batch 0 has "
+            f"{[path for path, _ in first]}, batch {index} has {[path for path, _ in other]}."
+        )
+    for (path, a), (_, b) in zip(first, other, strict=True):
+        if dtype_of(a) != dtype_of(b) or not same_shape(shape_of(a)[1:], shape_of(b)[1:]):
+            raise ValueError(
+                f"Batches must have rows of the same shape and dtype to become one. `{path}` is {dtype_of(a)} "
+                f"{shape_of(a)} in batch 0 and {dtype_of(b)} {shape_of(b)} in batch {index}. Pad with positions of "
+                "weight 0, or cast."
+            )
 
 
 def _flatten(batch: PreparedBatch) -> tuple[list[tuple[str, Any]], Stamp | None]:
@@ -289,4 +306,4 @@ def _flatten(batch: PreparedBatch) -> tuple[list[tuple[str, Any]], Stamp | None]
     return [(name, getattr(batch, name)) for name in names], batch.stamp
 
 
-backend.register_pytree(PreparedBatch, _flatten, lambda stamp, children: PreparedBatch(*children, stamp=stamp))
+backend.register_pytree(PreparedBatch, _flatten, lambda stamp, children: PreparedBatch(*(*children, stamp)))

@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 from keras import ops
 
 from keras_diffusion_opd import backend
@@ -145,10 +146,11 @@ class DenseTargets(TeacherTargets):
 
 def no_distribution(logits: Any) -> Any:
     """bool (...): rows of float (..., V) logits that hold NaN or +inf, or nothing but -inf."""
-    logits = ops.convert_to_tensor(logits)
+    # NumPy for NumPy: under `jit` any operation of the backend would be traced, though the values are there.
+    xp = np if isinstance(logits, np.ndarray) else ops
     # Comparisons with NaN are false, so the first catches NaN as well as +inf.
-    proper = ops.all(logits < float("inf"), axis=-1)
-    return ops.logical_not(ops.logical_and(proper, ops.any(logits > -float("inf"), axis=-1)))
+    proper = xp.all(logits < float("inf"), axis=-1)
+    return xp.logical_not(xp.logical_and(proper, xp.any(logits > -float("inf"), axis=-1)))
 
 
 def validate_logits_shape(name: str, logits: Any, target_ids: Any) -> None:

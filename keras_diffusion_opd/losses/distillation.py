@@ -76,7 +76,7 @@ def refuse_nonfinite_teacher(teacher: TeacherTargets, loss_weights: Any) -> None
     weights = backend.concrete(loss_weights)
     if weights is None or any(a is None for a in arrays):
         return
-    wrong = (weights != 0) & np.asarray(keras.ops.convert_to_numpy(teacher.invalid()))
+    wrong = (weights != 0) & teacher.map(backend.concrete).invalid()
     if np.any(wrong):
         row, position = np.argwhere(wrong)[0]
         raise ValueError(

@@ -87,22 +87,33 @@ def _total_variation(pair: _Pair, beta: float) -> Any:
     return 0.5 * ops.abs(ops.where(near, pair.q * ops.expm1(d), pair.p - pair.q))
 
 
+def _common_pull(q: Any, c: Any) -> Any:
+    """0, with gradient `c q` with respect to `log q`.
+
+    What pulls on all log-probabilities of a student alike, `q_j c`, moves nothing, for they sum to one.
+    Where the student is almost certain and the divergence is 48, the rest is smaller than one rounding of
+    48: to take the common part away first leaves a gradient with all its digits in place of noise.
+    """
+    return ops.sum(ops.expand_dims(ops.stop_gradient(c), -1) * (q - ops.stop_gradient(q)), axis=-1)
+
+
 class Divergence(NamedTuple):
     """One entry of the table of divergences: its integrand, its default `beta`, and where it is infinite."""
 
     integrand: Callable[[_Pair, float], Any]
     default_beta: float | None
     infinite: str | None  # "student": where the student has probability 0 and the teacher not; "teacher": reverse
+    pull: Callable[[float], float] | None = None  # see `_common_pull`: c as a multiple of the value
 
 
 DIVERGENCES: dict[str, Divergence] = {
     "forward_kl": Divergence(_forward_kl, None, "student"),
-    "reverse_kl": Divergence(_reverse_kl, None, "teacher"),
+    "reverse_kl": Divergence(_reverse_kl, None, "teacher", lambda _: 1.0),
     "jsd": Divergence(_jsd, 0.5, None),
     "normalized_jsd": Divergence(_normalized_jsd, 0.5, None),
     "skew_forward_kl": Divergence(_skew_forward_kl, 0.1, None),
     "skew_reverse_kl": Divergence(_skew_reverse_kl, 0.1, None),
-    "alpha": Divergence(_alpha, 0.5, None),
+    "alpha": Divergence(_alpha, 0.5, None, lambda alpha: 1.0 - alpha),
     "total_variation": Divergence(_total_variation, None, None),
 }
 
@@ -195,6 +206,8 @@ def token_divergence(
     log_p = log_probabilities(teacher_logits, temperature, dtype)
     pair = _Pair(ops.exp(log_p), ops.exp(log_q), log_p, log_q, log_p - log_q)
     values = ops.sum(entry.integrand(pair, beta), axis=-1)
+    if entry.pull is not None:
+        values = values - _common_pull(pair.q, entry.pull(beta) * values)
     if entry.infinite is not None:
         holder, other = (pair.p, log_q) if entry.infinite == "student" else (pair.q, log_p)
         lost = ops.any(ops.logical_and(holder > 0, other <= EXCLUDED), axis=-1)
@@ -234,7 +247,7 @@ def token_cross_entropy(student_logits: Any, target_ids: Any) -> Any:
         )
     chosen = gather_ids(log_probabilities(student_logits), target_ids)
     infinite = ops.full_like(chosen, float("inf"))
-    return ops.where(chosen <= EXCLUDED, infinite, ops.maximum(-chosen, 0.0))
+    return ops.where(chosen <= EXCLUDED, infinite, -chosen)
 
 
 def positive_temperature(temperature: Any) -> float:

@@ -13,7 +13,7 @@ from keras_diffusion_opd.losses.divergences import (
 )
 
 
-class _TokenLoss(keras.losses.Loss):  # type: ignore[misc]
+class _TokenLoss(keras.losses.Loss):
     """A loss per token whose mean carries its denominator, and whose ids keep their dtype.
 
     Keras's own `__call__` casts `y_true` to the loss's dtype (an id of 257 becomes 256 in bfloat16) and

@@ -33,10 +33,12 @@ def log_probabilities(logits: Any, temperature: float = 1.0, dtype: str | None =
     scaled = ops.cast(logits, dtype or computation_dtype(logits))
     if temperature != 1.0:
         scaled = scaled / temperature
-    scaled = ops.maximum(scaled, EXCLUDED)
+    # Selected, not `maximum`: Keras on torch takes the maximum of two float64 tensors in float32.
+    excluded = scaled <= EXCLUDED
+    scaled = ops.where(excluded, ops.full_like(scaled, EXCLUDED), scaled)
     shifted = scaled - ops.stop_gradient(ops.max(scaled, axis=-1, keepdims=True))
     log_softmax = shifted - ops.log(ops.sum(ops.exp(shifted), axis=-1, keepdims=True))
-    return ops.where(scaled <= EXCLUDED, ops.full_like(scaled, EXCLUDED), log_softmax)
+    return ops.where(excluded, ops.full_like(scaled, EXCLUDED), log_softmax)
 
 
 def gather_ids(values: Any, ids: Any) -> Any:
@@ -73,8 +75,17 @@ def log_mixture_ratio(difference: Any, weight: float) -> Any:
     """
     limit = 20.0
     moderate = difference > -limit
-    near = ops.log1p((1.0 - weight) * ops.expm1(-ops.maximum(difference, -limit)))
+    edge = ops.full_like(difference, -limit)
+    inner = ops.where(moderate, difference, edge)
+    near = (1.0 - weight) * ops.expm1(-inner)
+    if weight < 0.25:
+        # 1 + near is close to 0 where a is much larger than b: there its two terms are added as they are.
+        small = near < -0.5
+        near = ops.log1p(ops.where(small, ops.zeros_like(near), near))
+        near = ops.where(small, ops.log(weight + (1.0 - weight) * ops.exp(-inner)), near)
+    else:
+        near = ops.log1p(near)
     # exp(-difference) would overflow: a / m = exp(difference) / (weight * exp(difference) + 1 - weight).
-    low = ops.minimum(difference, -limit)
-    far = low - ops.log1p(weight * ops.expm1(low))
+    low = ops.where(moderate, edge, difference)
+    far = low - ops.log(weight * ops.exp(low) + (1.0 - weight))
     return ops.where(moderate, -near, far)

@@ -5,13 +5,16 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from keras_diffusion_opd.losses.numerics import computation_dtype
+
 
 class WeightedSum(NamedTuple):
     """A sum of weighted values together with the sum of their weights.
 
     Losses and metrics stay in this form over positions, micro-batches, devices, processes and
-    evaluation batches; the division happens once, at the very end. `+` adds both parts. A named
-    tuple is a tree node on every backend, so a `WeightedSum` crosses `jit` and `vmap`.
+    evaluation batches; the division happens once, at the very end. `+` adds both parts, a factor
+    scales the total alone. A named tuple is a tree node on every backend, so a `WeightedSum` crosses
+    `jit` and `vmap`.
 
     Args:
         total: float scalar, `sum(weight_i * value_i)`.
@@ -30,19 +33,34 @@ class WeightedSum(NamedTuple):
     total: Any
     weight: Any
 
-    def __add__(self, other: Any) -> "WeightedSum":  # type: ignore[override]
+    def __add__(self, other: Any) -> "WeightedSum":
         if not isinstance(other, WeightedSum):
             return NotImplemented
         return WeightedSum(self.total + other.total, self.weight + other.weight)
 
     def __radd__(self, other: Any) -> "WeightedSum":
-        # `sum()` of a list of weighted sums starts at the number 0.
-        return self if isinstance(other, int) and other == 0 else NotImplemented
+        # `sum()` of a list of weighted sums starts at the number 0. Raised, not NotImplemented: Python would
+        # go on to join two tuples.
+        if isinstance(other, int) and other == 0:
+            return self
+        raise TypeError(
+            f"A WeightedSum adds to another WeightedSum. Received {type(other).__name__}. A plain value of weight w is "
+            "WeightedSum(w * value, w)."
+        )
+
+    def __mul__(self, factor: Any) -> "WeightedSum":
+        if isinstance(factor, tuple):
+            return NotImplemented
+        return WeightedSum(self.total * factor, self.weight)
+
+    def __rmul__(self, factor: Any) -> "WeightedSum":
+        return self * factor
 
     def mean(self) -> Any:
-        """`total / weight` as a float scalar; 0, with a finite gradient, where the weight is 0."""
-        weight = ops.convert_to_tensor(self.weight)
-        total = ops.convert_to_tensor(self.total)
+        """`total / weight`, float32 or float64 scalar; 0, with a finite gradient, where the weight is 0."""
+        total, weight = ops.convert_to_tensor(self.total), ops.convert_to_tensor(self.weight)
+        dtype = computation_dtype(total, weight)
+        total, weight = ops.cast(total, dtype), ops.cast(weight, dtype)
         some = ops.not_equal(weight, 0)
         return ops.where(some, total / ops.where(some, weight, ops.ones_like(weight)), ops.zeros_like(total))
 

@@ -41,7 +41,8 @@ class TokenMetric(WeightedRatio):
         """float (..., V) and (..., V) -> float (...)."""
         raise TypeError(f"{type(self).__name__} is abstract: a token metric implements `values`.")
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    # Keras metrics differ in what they are updated with.
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # type: ignore[override]
         """Add the values at every position; positions of weight 0 may hold NaN."""
         y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
         if sample_weight is not None:

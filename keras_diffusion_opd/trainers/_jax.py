@@ -58,14 +58,14 @@ class BackendWindow:
         """One micro-batch: `carry` is given away (donated), `frozen` is only read."""
         sums, weight, table, ntv, mv = carry
         tv, ov = frozen
-        scale = self.gradient_scale(keras.utils.unpack_x_y_sample_weight(data)[2])
 
         def objective(tv: list[Any]) -> Any:
             primary, rest = self._forward(tv, ntv, mv, data, True)
+            scale = self.gradient_scale(primary.weight)
             with keras.StatelessScope(state_mapping=list(zip(self.optimizer.variables, ov, strict=True))):
-                return self.optimizer.scale_loss(primary.total * scale), (primary.weight, *rest)
+                return self.optimizer.scale_loss(primary.total * scale), (primary.weight, scale, *rest)
 
-        gradients, (added, found, ntv, mv) = jax.grad(objective, has_aux=True)(tv)
+        gradients, (added, scale, found, ntv, mv) = jax.grad(objective, has_aux=True)(tv)
         wide = [g.astype(self.sum_dtype(v)) / scale for g, v in zip(gradients, self.trainable_variables, strict=True)]
         sums = wide if sums is None else [a + b for a, b in zip(sums, wide, strict=True)]
         return sums, weight + added, add_violations(table, found, index), ntv, mv

@@ -31,10 +31,10 @@ class BackendWindow:
     def _micro(self, sums: list[Any], weight: Any, table: Any, data: Any, index: Any) -> Any:
         """One micro-batch added to the window's sums."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        scale = self.gradient_scale(sample_weight)
         with tf.GradientTape() as tape:
             logits = self(x, training=True)  # type: ignore[operator]
             primary, found = self.micro_batch_terms(x, y, sample_weight, logits, self.losses)
+            scale = self.gradient_scale(primary.weight)
             objective = self.optimizer.scale_loss(primary.total * scale)
         gradients = tape.gradient(objective, [v.value for v in self.trainable_variables])
         # The gradient of an embedding is sparse (IndexedSlices): made dense to be added.
@@ -62,7 +62,8 @@ class BackendWindow:
 
     def _single(self, data: Any) -> Any:
         """A window of one micro-batch in one graph."""
-        return self._apply(*self._micro(*self._start(), data, 0))
+        sums, weight, table = self._start()
+        return self._apply(*self._micro(sums, weight, table, data, 0))
 
     def _evaluate_batch(self, data: Any) -> Any:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)

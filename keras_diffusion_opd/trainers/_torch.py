@@ -1,5 +1,6 @@
 """PyTorch: differentiate with `torch.autograd.grad`, eager unless `jit_compile=True`. See `window.py`."""
 
+import warnings
 from typing import Any
 
 import keras
@@ -26,12 +27,21 @@ class BackendWindow:
     run_eagerly: bool
     window_done: Any
 
+    steps_per_execution: int
+
+    def fit(self, *positional: Any, **arguments: Any) -> Any:
+        """Keras's fit. A short last window is no reason to warn that the data ran out."""
+        with warnings.catch_warnings():
+            if self.steps_per_execution > 1 and arguments.get("steps_per_epoch") is None:
+                warnings.filterwarnings("ignore", message="Your input ran out of data")
+            return super().fit(*positional, **arguments)  # type: ignore[misc]
+
     def _micro(self, data: Any, index: int) -> Any:
         """Gradients of one micro-batch (float32 and undone of scaling), its weight and its violations."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        scale = self.gradient_scale(sample_weight)
         logits = self(x, training=True)  # type: ignore[operator]
         primary, found = self.micro_batch_terms(x, y, sample_weight, logits, self.losses)
+        scale = self.gradient_scale(primary.weight)
         values = [v.value for v in self.trainable_variables]
         # Not backward(): Keras's zero_grad misses variables of equal path, whose gradients would add up.
         gradients = torch.autograd.grad(self.optimizer.scale_loss(primary.total * scale), values, allow_unused=True)

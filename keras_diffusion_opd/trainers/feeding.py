@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_diffusion_opd import backend
+from keras_diffusion_opd.data.arrays import is_array
 from keras_diffusion_opd.data.dataset import PreparedDataset
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 
@@ -14,32 +15,19 @@ class Feed(NamedTuple):
     """Data ready for `keras.Model.fit`."""
 
     x: Any
-    y: Any = None
-    sample_weight: Any = None
     dataset: PreparedDataset | None = None  # that wants to know epoch and policy version
     ordered: bool = False  # it decides on its own order
 
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `fit` or `evaluate`."""
-        return {"x": self.x, "y": self.y, "sample_weight": self.sample_weight}
 
-    def as_validation(self) -> Any:
-        """In the form of `validation_data`."""
-        return self.x if self.y is None else (self.x, self.y, self.sample_weight)
+def feed(x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int | None = None, shuffle: Any = False) -> Feed:
+    """Recognise the data; ValueError with what is taken for anything else.
 
-    def triple(self) -> tuple[Any, Any, Any]:
-        """`(x, y, sample_weight)` of a single batch."""
-        return self.x, self.y, self.sample_weight
-
-
-def feed(x: Any, y: Any = None, sample_weight: Any = None) -> Feed:
-    """Recognise the data; ValueError with what is taken for anything else."""
-    if isinstance(x, PreparedBatch):
-        _alone(x, y, sample_weight)
-        return Feed(*x.validate().as_fit())
-    if y is not None:
-        PreparedBatch.from_fit(x, y, sample_weight).validate()
-        return Feed(x, y, sample_weight)
+    Rows that are given whole (a `PreparedBatch`, or arrays) are cut into batches of `batch_size`, 32 by
+    default as in Keras. Keras's own adapter for arrays refuses a weight per token next to a nested `y`.
+    """
+    if isinstance(x, PreparedBatch) or y is not None:
+        rows = single(x, y, sample_weight)
+        x, y, sample_weight = PreparedDataset(rows, batch_size=batch_size or 32, shuffle=bool(shuffle)), None, None
     _alone(x, y, sample_weight)
     if isinstance(x, list | tuple) and x and all(isinstance(b, PreparedBatch) for b in x):
         x = PreparedDataset(list(x))
@@ -54,7 +42,7 @@ def feed(x: Any, y: Any = None, sample_weight: Any = None) -> Feed:
         return Feed(x.map(as_fit))
     if isinstance(x, Iterator):
         return Feed(as_fit(item) for item in x)
-    if isinstance(x, Iterable) and hasattr(x, "__len__") and not isinstance(x, dict | str | Sequence):
+    if isinstance(x, Iterable) and hasattr(x, "__len__") and not (isinstance(x, dict | str | Sequence) or is_array(x)):
         return Feed(_relaxed(_Passes(x)), ordered=True)
     if isinstance(x, Iterable) and origin.startswith("grain"):
         return Feed(as_fit(item) for item in x)
@@ -63,6 +51,14 @@ def feed(x: Any, y: Any = None, sample_weight: Any = None) -> Feed:
         "tf.data.Dataset, grain dataset or torch DataLoader that yields PreparedBatch or batch.as_fit(); or arrays "
         f"together with `y` and `sample_weight`. Received {type(x).__name__}."
     )
+
+
+def single(x: Any, y: Any, sample_weight: Any) -> PreparedBatch:
+    """One validated batch from a `PreparedBatch` or from arrays."""
+    if isinstance(x, PreparedBatch):
+        _alone(x, y, sample_weight)
+        return x.validate()
+    return PreparedBatch.from_fit(x, y, sample_weight).validate()
 
 
 def as_fit(item: Any) -> Any:
@@ -86,7 +82,7 @@ def _relaxed(dataset: keras.utils.PyDataset) -> Any:
     return relaxed_dataset(dataset)
 
 
-class _Unpacked(keras.utils.PyDataset):  # type: ignore[misc]
+class _Unpacked(keras.utils.PyDataset):
     """Another PyDataset, its items as `(x, y, sample_weight)`."""
 
     def __init__(self, inner: keras.utils.PyDataset) -> None:
@@ -99,7 +95,7 @@ class _Unpacked(keras.utils.PyDataset):  # type: ignore[misc]
 
     @property
     def num_batches(self) -> int | None:
-        return self.inner.num_batches  # type: ignore[no-any-return]
+        return self.inner.num_batches
 
     def __getitem__(self, index: int) -> Any:
         return as_fit(self.inner[index])
@@ -111,7 +107,7 @@ class _Unpacked(keras.utils.PyDataset):  # type: ignore[misc]
         self.inner.on_epoch_end()
 
 
-class _Passes(keras.utils.PyDataset):  # type: ignore[misc]
+class _Passes(keras.utils.PyDataset):
     """A sized iterable that is walked once per epoch, front to back (a torch DataLoader, say)."""
 
     def __init__(self, source: Any) -> None:
@@ -129,7 +125,7 @@ class _Passes(keras.utils.PyDataset):  # type: ignore[misc]
         return as_fit(next(self._walk))
 
 
-class DatasetClock(keras.callbacks.Callback):  # type: ignore[misc]
+class DatasetClock(keras.callbacks.Callback):
     """Tells a `PreparedDataset` which epoch it is and how many updates the student has made."""
 
     def __init__(self, dataset: PreparedDataset) -> None:

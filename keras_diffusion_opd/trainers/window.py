@@ -18,21 +18,21 @@ from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.violations import violations
 from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
 from keras_diffusion_opd.trainers.compiling import check_optimizer, refuse_compile_arguments
-from keras_diffusion_opd.trainers.feeding import DatasetClock, Feed, feed
+from keras_diffusion_opd.trainers.feeding import DatasetClock, Feed, feed, single
 from keras_diffusion_opd.trainers.metric_set import MetricSet
 from keras_diffusion_opd.validation import positive_int
 
 if backend.BACKEND == "jax":
     from keras_diffusion_opd.trainers._jax import BackendWindow
 elif backend.BACKEND == "tensorflow":
-    from keras_diffusion_opd.trainers._tensorflow import BackendWindow
+    from keras_diffusion_opd.trainers._tensorflow import BackendWindow  # type: ignore[assignment]
 else:
-    from keras_diffusion_opd.trainers._torch import BackendWindow
+    from keras_diffusion_opd.trainers._torch import BackendWindow  # type: ignore[assignment]
 
 ON_EMPTY = ("skip", "zero_grad")
 
 
-class WindowTrainer(BackendWindow, keras.Model):  # type: ignore[misc]
+class WindowTrainer(BackendWindow, keras.Model):
     """A `keras.Model` whose `fit` makes exact accumulation windows. Base of the trainers of this library.
 
     A subclass sets `loss` (callable: logits, `PreparedBatch` -> `LossOutput`) and implements `call`.
@@ -148,15 +148,17 @@ class WindowTrainer(BackendWindow, keras.Model):  # type: ignore[misc]
                 f"`steps_per_epoch` ({steps}) must be a multiple of `accumulation_steps` ({self.accumulation_steps}): "
                 "an epoch holds whole windows, and Keras counts micro-batches."
             )
-        fed = feed(x, y, arguments.pop("sample_weight", None))
+        whole = {"batch_size": arguments.pop("batch_size", None), "shuffle": arguments.get("shuffle", True)}
+        fed = feed(x, y, arguments.pop("sample_weight", None), **whole)
         if arguments.get("validation_data") is not None:
             validation = arguments["validation_data"]
             parts = validation if isinstance(validation, tuple) else (validation,)
-            arguments["validation_data"] = feed(*parts).as_validation()
+            rows = arguments.pop("validation_batch_size", None) or whole["batch_size"]
+            arguments["validation_data"] = feed(*parts, batch_size=rows).x
         self._adopt(fed, arguments)
         check_optimizer(self)
         self._count_updates()
-        return super().fit(**fed.arguments(), **arguments)
+        return super().fit(fed.x, **arguments)
 
     def _adopt(self, fed: Feed, arguments: dict[str, Any]) -> None:
         """Give the dataset its clock; datasets that order themselves are not shuffled a second time."""
@@ -172,20 +174,20 @@ class WindowTrainer(BackendWindow, keras.Model):  # type: ignore[misc]
         self._check_ready("evaluate")
         if arguments.get("_use_cached_eval_dataset"):
             return super().evaluate(x, y, **arguments)
-        fed = feed(x, y, arguments.pop("sample_weight", None))
-        return super().evaluate(**fed.arguments(), **arguments)
+        fed = feed(x, y, arguments.pop("sample_weight", None), batch_size=arguments.pop("batch_size", None))
+        return super().evaluate(fed.x, **arguments)
 
     def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, **arguments: Any) -> Any:
         """One window of one micro-batch; `x` may be a `PreparedBatch`."""
         self._check_ready("train_on_batch")
         check_optimizer(self)
-        return super().train_on_batch(*feed(x, y, sample_weight).triple(), **arguments)
+        self._count_updates()
+        return super().train_on_batch(*single(x, y, sample_weight).as_fit(), **arguments)
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, **arguments: Any) -> Any:
         """The exact loss and metrics of one batch; `x` may be a `PreparedBatch`."""
         self._check_ready("test_on_batch")
-        x, y, sample_weight = feed(x, y, sample_weight).triple()
-        return super().test_on_batch(x, y, sample_weight, **arguments)
+        return super().test_on_batch(*single(x, y, sample_weight).as_fit(), **arguments)
 
     @property
     def policy_version(self) -> int:
@@ -233,16 +235,19 @@ class WindowTrainer(BackendWindow, keras.Model):  # type: ignore[misc]
         self._metric_set.update(primary, output.metrics, batch, logits)
         return primary, found
 
-    def gradient_scale(self, sample_weight: Any) -> float:
+    def gradient_scale(self, weight: Any) -> Any:
         """A power of two that a float16 loss is multiplied with before it is differentiated, else 1.
 
         The sum over all tokens of a micro-batch is large where a mean is not; together with the loss scale
         its gradients would overflow float16 in most windows. The factor is undone in float32.
+
+        Args:
+            weight: float scalar, the micro-batch's weight.
         """
         if not self._half_precision:
             return 1.0
-        tokens = math.prod(d for d in sample_weight.shape if d is not None)
-        return 2.0 ** -math.ceil(math.log2(max(tokens, 1)))
+        weight = ops.stop_gradient(ops.where(weight > 0, weight, ops.ones_like(weight)))
+        return ops.power(2.0, -ops.ceil(ops.log2(weight)))
 
     def mean_gradients(self, sums: list[Any], weight: Any) -> list[Any]:
         """Divide the window's gradient sums by its weight, once; 0 where the weight is 0."""

@@ -1,0 +1,106 @@
+"""What a path holds, and whether it holds true."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+from keras_diffusion_opd.provenance.files import read_json
+from keras_diffusion_opd.provenance.lineage import Lineage
+from keras_diffusion_opd.provenance.records import header
+from keras_diffusion_opd.provenance.run_record import RunRecord, read_run_record
+
+# The names under which a directory keeps its records.
+RECORD_NAMES = ("run.json", "lineage.json")
+_KINDS = {header(kind)["format"]: kind for kind in ("run_record", "lineage")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verified:
+    """What was found in one file.
+
+    Args:
+        path: the file.
+        kind: "run_record" or "lineage"; None if the file does not say.
+        record: what it holds, or None if it cannot be read.
+        problems: one sentence for each thing that does not hold.
+
+    Example:
+        >>> import keras_diffusion_opd as kdo
+        >>> kdo.provenance.RunRecord("tokens").save("run.json")
+        >>> (found,) = kdo.provenance.verify_path("run.json")
+        >>> found.kind, found.problems
+        ('run_record', [])
+    """
+
+    path: Path
+    kind: str | None
+    record: RunRecord | Lineage | None
+    problems: list[str]
+
+
+def record_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The files of records at `path`.
+
+    Args:
+        path: a file, or a directory with `run.json` or `lineage.json`.
+
+    Returns:
+        At least one path.
+
+    Raises:
+        FileNotFoundError: there is nothing at `path`, or no record in the directory.
+
+    Example:
+        >>> import keras_diffusion_opd as kdo
+        >>> kdo.provenance.RunRecord("tokens").save("run.json")
+        >>> [found.name for found in kdo.provenance.record_files(".")]
+        ['run.json']
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = [path / name for name in RECORD_NAMES if (path / name).is_file()]
+        if not found:
+            names = " or ".join(RECORD_NAMES)
+            raise FileNotFoundError(f"`path` must hold {names}. The directory {path} holds neither.")
+        return found
+    if not path.is_file():
+        raise FileNotFoundError(f"`path` must be a record or a directory with one. {path} does not exist.")
+    return [path]
+
+
+def verify_path(path: str | os.PathLike[str]) -> list[Verified]:
+    """Recompute every digest of the records at `path`.
+
+    Args:
+        path: a file, or a directory with `run.json` or `lineage.json`.
+
+    Returns:
+        One entry for each record.
+
+    Raises:
+        FileNotFoundError: there is no record at `path`.
+
+    Example:
+        >>> import keras_diffusion_opd as kdo
+        >>> kdo.provenance.write_json("run.json", {"format": "something else"})
+        >>> kdo.provenance.verify_path("run.json")[0].problems
+        ["`format` must be one of ['keras_diffusion_opd/run_record', ...]. Received 'something else'."]
+    """
+    return [_verify_file(file) for file in record_files(path)]
+
+
+def _verify_file(path: Path) -> Verified:
+    kind = None
+    try:
+        value = read_json(path)
+        found = value.get("format") if isinstance(value, dict) else None
+        kind = _KINDS.get(str(found))
+        if kind is None:
+            raise ValueError(f"`format` must be one of {list(_KINDS)}. Received {found!r}.")
+        if kind == "lineage":
+            lineage = Lineage.from_json(value)
+            return Verified(path, kind, lineage, lineage.verify())
+        record, problems = read_run_record(value)
+        return Verified(path, kind, record, problems + record.verify(path.parent))
+    except (ValueError, TypeError, OSError) as error:
+        return Verified(path, kind, None, [str(error)])
