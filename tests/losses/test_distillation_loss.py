@@ -5,8 +5,8 @@ import re
 import keras
 import numpy as np
 import pytest
-from batches import prepared
-from oracles import DIVERGENCES, cross_entropy, numerical_gradient, numpy, reference, tensor, value_and_grad
+from tests.batches import prepared
+from tests.oracles import DIVERGENCES, cross_entropy, numerical_gradient, numpy, reference, tensor, value_and_grad
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch, TeacherTargets
 from keras_diffusion_opd.losses import DistillationLoss, LossOutput, WeightedSum

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from keras import ops
-from oracles import DIVERGENCES, cross_entropy, float64_scope, numpy, softmax, tensor, value_and_grad
+from tests.oracles import DIVERGENCES, cross_entropy, float64_scope, numpy, softmax, tensor, value_and_grad
 
 from keras_diffusion_opd.losses import token_cross_entropy, token_divergence
 

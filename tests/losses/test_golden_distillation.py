@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles import float64_scope, numpy, tensor, value_and_grad
+from tests.oracles import float64_scope, numpy, tensor, value_and_grad
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch
 from keras_diffusion_opd.losses import DistillationLoss

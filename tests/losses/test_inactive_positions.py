@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from batches import prepared
+from tests.batches import prepared
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import DIVERGENCES, compiled_value_and_grad, numpy, tensor
+from tests.oracles import DIVERGENCES, compiled_value_and_grad, numpy, tensor
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch
 from keras_diffusion_opd.losses import DistillationLoss, TokenCrossEntropyLoss

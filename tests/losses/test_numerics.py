@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from keras import ops
-from oracles import float64_scope, numpy, tensor, value_and_grad
+from tests.oracles import float64_scope, numpy, tensor, value_and_grad
 
 from keras_diffusion_opd.losses.numerics import EXCLUDED, excess, log_mixture_ratio, log_probabilities
 

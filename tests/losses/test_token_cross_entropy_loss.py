@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from batches import prepared
-from oracles import compiled_value_and_grad, cross_entropy, numpy, tensor
+from tests.batches import prepared
+from tests.oracles import compiled_value_and_grad, cross_entropy, numpy, tensor
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch
 from keras_diffusion_opd.losses import TokenCrossEntropyLoss
