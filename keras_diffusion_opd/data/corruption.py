@@ -154,9 +154,7 @@ class MaskedCorruption:
         """
         conditions = dict(conditions or {})
         if token_key in conditions:
-            raise ValueError(
-                f"`conditions` must not hold {token_key!r}: that is where the corrupted tokens go."
-            )
+            raise ValueError(f"`conditions` must not hold {token_key!r}: that is where the corrupted tokens go.")
         out = self(seed, step, sample_ids, tokens, frozen=frozen, batch_ids=batch_ids)
         inputs = {token_key: out.token_ids, **conditions}
         return PreparedBatch.create(
@@ -177,9 +175,7 @@ class MaskedCorruption:
             group = np.unique(ids if batch_ids is None else np.asarray(batch_ids, "int64"))
             place = np.minimum(np.searchsorted(group, ids), len(group) - 1)
             if not np.array_equal(group[place], ids):
-                raise ValueError(
-                    "`batch_ids` must hold every one of `sample_ids`: it names the whole step's batch."
-                )
+                raise ValueError("`batch_ids` must hold every one of `sample_ids`: it names the whole step's batch.")
             # A random order of the ids, so that none is tied to early or late times; then even steps.
             order = np.argsort(uniform64(*threefry2x32(np, key, split_words(group))), kind="stable")
             rank = np.empty(len(group), "int64")
@@ -188,14 +184,11 @@ class MaskedCorruption:
             uniform = (offset + rank[place] / len(group)) % 1.0
         return self.schedule.eps + (1.0 - self.schedule.eps) * uniform
 
-    def _checked(
-        self, tokens: Any, sample_ids: Any, frozen: Any
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _checked(self, tokens: Any, sample_ids: Any, frozen: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         tokens, ids = np.asarray(tokens), np.asarray(sample_ids)
         if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
             raise ValueError(
-                "`tokens` must be integers of shape [batch, length]. "
-                f"Received {tokens.dtype}, shape {tokens.shape}."
+                f"`tokens` must be integers of shape [batch, length]. Received {tokens.dtype}, shape {tokens.shape}."
             )
         if ids.shape != tokens.shape[:1] or ids.dtype.kind not in "iu":
             raise ValueError(
@@ -210,8 +203,7 @@ class MaskedCorruption:
             )
         if np.any((tokens == self.mask_id) & ~frozen):
             raise ValueError(
-                f"`tokens` must not hold the mask id {self.mask_id} where not frozen: "
-                "a mask cannot be a target."
+                f"`tokens` must not hold the mask id {self.mask_id} where not frozen: a mask cannot be a target."
             )
         return tokens, ids.astype("int64"), frozen
 
@@ -233,9 +225,7 @@ def _words(value: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _whole_number(name: str, value: Any, least: int | None = 0) -> int:
     if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise ValueError(
-            f"`{name}` must be a whole number. Received {value!r} of type {type(value).__name__}."
-        )
+        raise ValueError(f"`{name}` must be a whole number. Received {value!r} of type {type(value).__name__}.")
     if least is not None and value < least:
         raise ValueError(f"`{name}` must be at least {least}. Received {value!r}.")
     return int(value)

@@ -75,13 +75,10 @@ class TokenDenoiser(keras.Model):
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` must lie in [0, 1). Received {dropout!r}.")
         policy = self.dtype_policy
-        self.class_embedding = layers.Embedding(
-            self.num_classes, self.width, dtype=policy, name="class_embedding"
-        )
+        self.class_embedding = layers.Embedding(self.num_classes, self.width, dtype=policy, name="class_embedding")
         self.encoder = layers.Dense(self.width, dtype=policy, name="encoder")
         self.blocks = [
-            _ResidualBlock(self.width, self.dropout, dtype=policy, name=f"block_{i}")
-            for i in range(self.depth)
+            _ResidualBlock(self.width, self.dropout, dtype=policy, name=f"block_{i}") for i in range(self.depth)
         ]
         self.final_norm = layers.LayerNormalization(epsilon=1e-6, dtype=policy, name="final_norm")
         self.final_dropout = layers.Dropout(self.dropout, dtype=policy, name="final_dropout")

@@ -30,8 +30,7 @@ def canvas(tokens: Any, rows: int, length: int, mask_id: int) -> np.ndarray:
     tokens = np.asarray(tokens)
     if tokens.shape != (rows, length) or tokens.dtype.kind not in "iu":
         raise ValueError(
-            f"`tokens` must be integers of shape {(rows, length)}. "
-            f"Received {tokens.dtype}, shape {tokens.shape}."
+            f"`tokens` must be integers of shape {(rows, length)}. Received {tokens.dtype}, shape {tokens.shape}."
         )
     return tokens.astype("int32")
 

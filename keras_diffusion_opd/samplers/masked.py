@@ -261,9 +261,7 @@ class MaskedSampler:
                 callback(k + 1, steps, np.asarray(ops.convert_to_numpy(state["tokens"])))
         return state
 
-    def _program(
-        self, denoiser: Any, state: dict[str, Any], conditions: dict[str, Any]
-    ) -> Callable[..., Any]:
+    def _program(self, denoiser: Any, state: dict[str, Any], conditions: dict[str, Any]) -> Callable[..., Any]:
         """The compiled step of this denoiser."""
         known = self._programs.get(id(denoiser))
         if known is not None and known[0] is denoiser:

@@ -27,6 +27,9 @@ def get_mask_schedule(schedule: Any) -> MaskSchedule:
         schedule: `MaskSchedule`, a dict of `keras.saving.serialize_keras_object`, or one of "linear",
             "log_linear", "cosine", "geometric".
 
+    Returns:
+        `MaskSchedule`.
+
     Raises:
         ValueError, TypeError: no such schedule.
 
@@ -42,9 +45,7 @@ def get_mask_schedule(schedule: Any) -> MaskSchedule:
         return schedule
     if isinstance(schedule, str):
         if schedule not in _BY_NAME:
-            raise ValueError(
-                f"`schedule` must be one of {sorted(_BY_NAME)} or a MaskSchedule. Received {schedule!r}."
-            )
+            raise ValueError(f"`schedule` must be one of {sorted(_BY_NAME)} or a MaskSchedule. Received {schedule!r}.")
         return _BY_NAME[schedule]()
     if isinstance(schedule, dict):
         found = keras.saving.deserialize_keras_object(schedule)

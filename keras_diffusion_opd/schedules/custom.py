@@ -33,9 +33,7 @@ class CustomMaskSchedule(MaskSchedule):
     ```
     """
 
-    def __init__(
-        self, alpha_fn: Callable[[Any], Any], derivative_fn: Callable[[Any], Any], eps: float = 1e-3
-    ) -> None:
+    def __init__(self, alpha_fn: Callable[[Any], Any], derivative_fn: Callable[[Any], Any], eps: float = 1e-3) -> None:
         super().__init__(eps)
         for name, function in (("alpha_fn", alpha_fn), ("derivative_fn", derivative_fn)):
             if not callable(function):
@@ -83,7 +81,6 @@ class CustomMaskSchedule(MaskSchedule):
     def from_config(cls, config: dict[str, Any]) -> "CustomMaskSchedule":
         """The inverse of `get_config`."""
         functions = {
-            name: keras.saving.deserialize_keras_object(config[name])
-            for name in ("alpha_fn", "derivative_fn")
+            name: keras.saving.deserialize_keras_object(config[name]) for name in ("alpha_fn", "derivative_fn")
         }
         return cls(**functions, eps=config["eps"])

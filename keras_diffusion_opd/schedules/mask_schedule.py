@@ -9,6 +9,7 @@ Every function takes NumPy arrays or Python floats (and answers in float64) or t
 answers in their dtype, also under `jit`).
 """
 
+import abc
 from typing import Any
 
 import keras
@@ -17,7 +18,7 @@ import numpy as np
 from keras_diffusion_opd.validation import finite_real
 
 
-class MaskSchedule:
+class MaskSchedule(abc.ABC):
     """Base class: a schedule implements `_alpha` and `_derivative` for t in [eps, 1].
 
     Args:
@@ -73,14 +74,13 @@ class MaskSchedule:
         # Half up: rint would round half to even, and leave the same count twice in a row.
         return np.clip(np.floor(count * share + 0.5).astype("int64"), 0, count)
 
+    @abc.abstractmethod
     def _alpha(self, xp: Any, t: Any) -> Any:
-        raise self._abstract()
+        """`alpha` of t in [eps, 1], with the functions of `xp`: NumPy or `keras.ops`."""
 
+    @abc.abstractmethod
     def _derivative(self, xp: Any, t: Any) -> Any:
-        raise self._abstract()
-
-    def _abstract(self) -> TypeError:
-        return TypeError(f"{type(self).__name__} is abstract: implement `_alpha` and `_derivative`.")
+        """d alpha / d t of t in [eps, 1]."""
 
     def _masked(self, xp: Any, t: Any) -> Any:
         """`1 - alpha`; overridden where the difference would lose digits."""

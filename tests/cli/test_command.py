@@ -114,9 +114,7 @@ def test_fault_inside_a_demo_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> N
         command.main(["demo", "fake"])
 
 
-def test_interrupted_demo_has_status_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupted_demo_has_status_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def main(_: list[str]) -> None:
         raise KeyboardInterrupt
 

@@ -121,9 +121,7 @@ def test_prepare_gives_a_batch_with_clean_targets_and_the_teachers_scores():
 def test_the_corruption_survives_serialisation():
     corruption = MaskedCorruption(MASK, LinearMaskSchedule(eps=0.01), times="independent")
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(corruption))
-    assert np.array_equal(
-        again(0, 0, np.arange(3), tokens(3)).mask, corruption(0, 0, np.arange(3), tokens(3)).mask
-    )
+    assert np.array_equal(again(0, 0, np.arange(3), tokens(3)).mask, corruption(0, 0, np.arange(3), tokens(3)).mask)
 
 
 def test_golden_values_are_the_same_on_every_backend_and_machine():

@@ -22,9 +22,7 @@ def word(value):
 def test_threefry_gives_the_published_vectors_on_host_and_device(key, counter, expected):
     key, counter = tuple(map(word, key)), tuple(map(word, counter))
     host = threefry2x32(np, key, counter)
-    device = threefry2x32(
-        ops, tuple(map(ops.convert_to_tensor, key)), tuple(map(ops.convert_to_tensor, counter))
-    )
+    device = threefry2x32(ops, tuple(map(ops.convert_to_tensor, key)), tuple(map(ops.convert_to_tensor, counter)))
     assert [int(w.view("uint32")[0]) for w in host] == list(expected)
     assert [int(ops.convert_to_numpy(w).view("uint32")[0]) for w in device] == list(expected)
 

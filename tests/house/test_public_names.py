@@ -167,9 +167,7 @@ def test_an_argument_may_be_mentioned_in_these_ways(doc: str) -> None:
     assert mentions(doc, "axis")
 
 
-@pytest.mark.parametrize(
-    "doc", ["along an axis", "axis", "the axis of values: x", "`axis_names`", "yaxis: y"]
-)
+@pytest.mark.parametrize("doc", ["along an axis", "axis", "the axis of values: x", "`axis_names`", "yaxis: y"])
 def test_a_passing_word_is_no_documentation(doc: str) -> None:
     assert not mentions(doc, "axis")
 

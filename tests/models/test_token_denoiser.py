@@ -69,9 +69,7 @@ def test_each_row_is_scored_by_itself_and_without_dropout_outside_training():
     x = inputs(4)
     whole = run(model, x)
     part = run(model, {name: value[1:3] for name, value in x.items()})
-    np.testing.assert_allclose(
-        part, whole[1:3], rtol=1e-5, atol=1e-6
-    )  # another batch shape, another sum order
+    np.testing.assert_allclose(part, whole[1:3], rtol=1e-5, atol=1e-6)  # another batch shape, another sum order
     assert np.array_equal(run(model, x), whole)
     assert not np.array_equal(run(model, x, training=True), whole)
 

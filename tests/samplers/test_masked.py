@@ -73,9 +73,7 @@ def test_every_step_leaves_as_many_masked_as_the_schedule_says(order):
         steps=4,
         seed=0,
         conditions=classes(3),
-        callback=lambda step, steps, tokens: seen.append(
-            (step, steps, (tokens == MASK).sum(axis=1).tolist())
-        ),
+        callback=lambda step, steps, tokens: seen.append((step, steps, (tokens == MASK).sum(axis=1).tolist())),
     )
     left = [int(CosineMaskSchedule().masked_left(LENGTH, k / 4)) for k in range(1, 5)]
     assert seen == [(k + 1, 4, [left[k]] * 3) for k in range(4)]
@@ -179,9 +177,7 @@ def test_what_is_there_already_stays():
     given = np.full((3, LENGTH), MASK)
     given[:, :2] = [[3, 2], [1, 1], [0, 3]]
     given[2] = 1  # nothing to fill in
-    out = MaskedSampler(MASK).sample(
-        Table(), shape=(3, LENGTH), steps=4, seed=0, tokens=given, conditions=classes(3)
-    )
+    out = MaskedSampler(MASK).sample(Table(), shape=(3, LENGTH), steps=4, seed=0, tokens=given, conditions=classes(3))
     assert np.array_equal(out[:, :2], given[:, :2])
     assert np.array_equal(out[2], given[2])
     assert out.max() < MASK
@@ -227,10 +223,7 @@ def test_new_weights_are_seen_without_a_new_program():
 def test_steps_can_be_driven_by_hand():
     sampler, model = MaskedSampler(MASK), Table()
     whole = sampler.sample(model, shape=(2, LENGTH), steps=3, seed=9, conditions=classes(2))
-    state = {
-        k: ops.convert_to_tensor(v)
-        for k, v in sampler.init(np.full((2, LENGTH), MASK), row_keys(9, 2)).items()
-    }
+    state = {k: ops.convert_to_tensor(v) for k, v in sampler.init(np.full((2, LENGTH), MASK), row_keys(9, 2)).items()}
     ones = ops.ones((2,), "float32")
     advance = compiled(sampler.advance)
     for left in sampler.plan(np.array([LENGTH, LENGTH]), 3):

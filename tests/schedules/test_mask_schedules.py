@@ -94,9 +94,7 @@ def test_tensors_give_what_numpy_gives(schedule):
         ours = getattr(schedule, name)(tensor)
         assert keras.backend.standardize_dtype(ours.dtype) == "float32"
         # 1 - alpha of a schedule of one's own is good to an ulp of 1, 6e-8, and here at least 1e-3.
-        np.testing.assert_allclose(
-            ops.convert_to_numpy(ours), getattr(schedule, name)(t), rtol=1e-4, atol=2e-7
-        )
+        np.testing.assert_allclose(ops.convert_to_numpy(ours), getattr(schedule, name)(t), rtol=1e-4, atol=2e-7)
 
 
 @every_schedule
@@ -148,4 +146,4 @@ def test_errors_name_the_argument():
     with pytest.raises(TypeError, match="`schedule` must be one of"):
         get_mask_schedule(3)
     with pytest.raises(TypeError, match="abstract"):
-        MaskSchedule().alpha(0.5)
+        MaskSchedule()
