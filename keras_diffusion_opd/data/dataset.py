@@ -70,7 +70,9 @@ class PreparedDataset(keras.utils.PyDataset):
         if not _is_whole(seed):
             raise TypeError(f"`seed` must be a whole number. Received {seed!r} of type {type(seed).__name__}.")
         if adapter is not None and not callable(adapter):
-            raise TypeError(f"`adapter` must be None or a function from a raw item to a PreparedBatch. Received {adapter!r}.")
+            raise TypeError(
+                f"`adapter` must be None or a function from a raw item to a PreparedBatch. Received {adapter!r}."
+            )
         self.batch_size = None if batch_size is None else positive_int("batch_size", batch_size)
         self.shuffle = shuffle
         self.seed = int(seed)

@@ -162,7 +162,9 @@ class DistillationLoss:
         # 2. The soft loss, towards the teacher.
         soft = zero
         if self.soft_weight:
-            teacher = active_only(active, ops.stop_gradient(ops.convert_to_tensor(dense_teacher(batch, student_logits))))
+            teacher = active_only(
+                active, ops.stop_gradient(ops.convert_to_tensor(dense_teacher(batch, student_logits)))
+            )
             per_token = token_divergence(
                 logits, teacher, divergence=self.divergence, temperature=self.temperature, beta=self.beta
             )

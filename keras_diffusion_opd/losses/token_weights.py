@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 
-class _Ones(keras.losses.Loss):  # type: ignore[misc]
+class _Ones(keras.losses.Loss):
     """1 for every token. Reduced by Keras it is the mask of the student's output.
 
     Keras keeps the mask of a JAX tracer in a table of its own, and only its own losses read it.

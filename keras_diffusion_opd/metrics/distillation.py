@@ -10,24 +10,6 @@ from keras_diffusion_opd.losses.numerics import log_probabilities
 from keras_diffusion_opd.losses.token_weights import token_weights
 from keras_diffusion_opd.metrics.weighted_ratio import WeightedRatio
 
-_ARGS = """
-
-    Args:
-        name: of the metric.
-        dtype: dtype policy; the sums are float32.
-
-    Example:
-
-    ```python
-    import numpy as np
-    from keras_diffusion_opd.metrics import {cls}
-
-    metric = {cls}()
-    metric.update_state(np.zeros((1, 2, 4)), np.zeros((1, 2, 4)), sample_weight=np.ones((1, 2)))
-    assert abs(float(metric.result()) - {value}) < 1e-6
-    ```
-    """
-
 
 class TokenMetric(WeightedRatio):
     """A value per token from the teacher's and the student's logits, averaged with the token weights.
@@ -111,7 +93,23 @@ def _entropy(logits: Any) -> Any:
 
 @keras.saving.register_keras_serializable(package="keras_diffusion_opd")
 class TeacherEntropy(TokenMetric):
-    __doc__ = "Entropy of the teacher, in nats per token." + _ARGS.format(cls="TeacherEntropy", value="np.log(4)")
+    """Entropy of the teacher, in nats per token.
+
+    Args:
+        name: of the metric.
+        dtype: dtype policy; the sums are float32.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_diffusion_opd.metrics import TeacherEntropy
+
+    metric = TeacherEntropy()
+    metric.update_state(np.zeros((1, 2, 4)), np.zeros((1, 2, 4)), sample_weight=np.ones((1, 2)))
+    assert abs(float(metric.result()) - np.log(4)) < 1e-6
+    ```
+    """
 
     def __init__(self, name: str = "distill/teacher_entropy", dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)
@@ -123,7 +121,24 @@ class TeacherEntropy(TokenMetric):
 
 @keras.saving.register_keras_serializable(package="keras_diffusion_opd")
 class StudentEntropy(TokenMetric):
-    __doc__ = "Entropy of the student, in nats per token." + _ARGS.format(cls="StudentEntropy", value="np.log(4)")
+    """Entropy of the student, in nats per token.
+
+    Args:
+        name: of the metric.
+        dtype: dtype policy; the sums are float32.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_diffusion_opd.metrics import StudentEntropy
+
+    metric = StudentEntropy()
+    metric.update_state(np.zeros((1, 2, 4)), np.zeros((1, 2, 4)), sample_weight=np.ones((1, 2)))
+    assert abs(float(metric.result()) - np.log(4)) < 1e-6
+    ```
+    """
+
     needs_teacher = False
 
     def __init__(self, name: str = "distill/student_entropy", dtype: Any = None) -> None:
@@ -136,9 +151,23 @@ class StudentEntropy(TokenMetric):
 
 @keras.saving.register_keras_serializable(package="keras_diffusion_opd")
 class TopOneAgreement(TokenMetric):
-    __doc__ = "Share of tokens at which teacher and student put the same id first, in [0, 1]." + _ARGS.format(
-        cls="TopOneAgreement", value="1.0"
-    )
+    """Share of tokens at which teacher and student put the same id first, in [0, 1].
+
+    Args:
+        name: of the metric.
+        dtype: dtype policy; the sums are float32.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_diffusion_opd.metrics import TopOneAgreement
+
+    metric = TopOneAgreement()
+    metric.update_state(np.zeros((1, 2, 4)), np.zeros((1, 2, 4)), sample_weight=np.ones((1, 2)))
+    assert abs(float(metric.result()) - 1.0) < 1e-6
+    ```
+    """
 
     def __init__(self, name: str = "distill/top1_agreement", dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)
@@ -151,12 +180,26 @@ class TopOneAgreement(TokenMetric):
 
 @keras.saving.register_keras_serializable(package="keras_diffusion_opd")
 class Acceptance(TokenMetric):
-    __doc__ = (
-        "`1 - total variation`, in [0, 1]: how often speculative decoding would accept the student's token."
-        + _ARGS.format(cls="Acceptance", value="1.0").rstrip()
-        + "\n\n    Source: Leviathan et al., “Fast Inference from Transformers via Speculative Decoding”, 2022,\n"
-        "    arXiv:2211.17192.\n    "
-    )
+    """`1 - total variation`, in [0, 1]: how often speculative decoding would accept the student's token.
+
+    Args:
+        name: of the metric.
+        dtype: dtype policy; the sums are float32.
+
+    Source: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2022,
+    arXiv:2211.17192.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_diffusion_opd.metrics import Acceptance
+
+    metric = Acceptance()
+    metric.update_state(np.zeros((1, 2, 4)), np.zeros((1, 2, 4)), sample_weight=np.ones((1, 2)))
+    assert abs(float(metric.result()) - 1.0) < 1e-6
+    ```
+    """
 
     def __init__(self, name: str = "distill/acceptance", dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)

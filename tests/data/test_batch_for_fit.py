@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from tests.batches import fields
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch, Stamp, TeacherTargets
 from keras_diffusion_opd.data.targets import no_distribution
+from tests.batches import fields
 
 TEACHER = DenseTargets(np.zeros((2, 3, 5), "float16"))
 
@@ -102,7 +102,9 @@ def test_unknown_kind_of_teacher_is_refused_with_the_known_ones():
 
 
 def test_map_reaches_every_array_and_keeps_structure_and_stamp():
-    batch = PreparedBatch.create(**fields(teacher=TEACHER, stamp=Stamp(policy_version=4), model_inputs=(np.ones(2), [np.ones(2)])))
+    batch = PreparedBatch.create(
+        **fields(teacher=TEACHER, stamp=Stamp(policy_version=4), model_inputs=(np.ones(2), [np.ones(2)]))
+    )
     seen = []
     mapped = batch.map(lambda x: (seen.append(x.shape), x[:1])[1])
     assert sorted(seen) == sorted([(2,), (2,), (2, 3), (2, 3), (2, 3, 5)])

@@ -7,10 +7,10 @@ import sys
 import keras
 import numpy as np
 import pytest
-from tests.batches import fields
-from tests.oracles import BACKEND, compiled, numpy, tensor
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch, Stamp
+from tests.batches import fields
+from tests.oracles import BACKEND, compiled, numpy, tensor
 
 jax_only = pytest.mark.skipif(BACKEND != "jax", reason="jax.eval_shape, ShapeDtypeStruct and trees are JAX's")
 torch_only = pytest.mark.skipif(BACKEND != "torch", reason="torch's own trees")

@@ -4,10 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from tests.batches import fields
-from tests.oracles import BACKEND, tensor
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch, Stamp, concatenate_batches
+from tests.batches import fields
+from tests.oracles import BACKEND, tensor
 
 
 def batch(**changes):
@@ -57,9 +57,18 @@ def test_batches_of_different_structure_are_refused(change):
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"teacher": logits(0, length=3).map(lambda x: x[..., :4])}, "float16 (2, 3, 5) in batch 0 and float16 (2, 3, 4) in batch 1"),
-        ({"teacher": logits(0).map(lambda x: x.astype("float32"))}, "float16 (2, 3, 5) in batch 0 and float32 (2, 3, 5) in batch 1"),
-        ({"teacher": logits(0), "loss_weights": np.ones((2, 3), bool)}, "float32 (2, 3) in batch 0 and bool (2, 3) in batch 1"),
+        (
+            {"teacher": logits(0, length=3).map(lambda x: x[..., :4])},
+            "float16 (2, 3, 5) in batch 0 and float16 (2, 3, 4) in batch 1",
+        ),
+        (
+            {"teacher": logits(0).map(lambda x: x.astype("float32"))},
+            "float16 (2, 3, 5) in batch 0 and float32 (2, 3, 5) in batch 1",
+        ),
+        (
+            {"teacher": logits(0), "loss_weights": np.ones((2, 3), bool)},
+            "float32 (2, 3) in batch 0 and bool (2, 3) in batch 1",
+        ),
     ],
 )
 def test_rows_of_different_shape_or_dtype_are_refused(change, words):
@@ -74,5 +83,5 @@ def test_nothing_to_concatenate_is_refused():
 
 
 def test_what_is_no_batch_is_refused():
-    with pytest.raises(TypeError, match="`batches` must hold PreparedBatch objects. Received tuple at 1"):
+    with pytest.raises(TypeError, match=r"`batches` must hold PreparedBatch objects. Received tuple at 1"):
         concatenate_batches([batch(), batch().as_fit()])

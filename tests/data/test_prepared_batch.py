@@ -6,9 +6,9 @@ import re
 
 import numpy as np
 import pytest
-from tests.batches import fields
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch, Stamp
+from tests.batches import fields
 
 
 def create(**changes):
@@ -70,7 +70,9 @@ def test_weights_of_another_shape_are_refused(shape):
 def test_weights_that_are_not_real_are_refused(dtype):
     weights = np.ones((2, 3)).astype(dtype)
     refused(
-        TypeError, ["`loss_weights` must be real numeric or boolean", "Received", str(weights.dtype)], loss_weights=weights
+        TypeError,
+        ["`loss_weights` must be real numeric or boolean", "Received", str(weights.dtype)],
+        loss_weights=weights,
     )
 
 
@@ -110,7 +112,9 @@ def test_active_target_below_zero_is_refused():
     ids = fields()["target_ids"]
     ids[1, 1] = -1
     refused(
-        ValueError, ["active target_ids must be nonnegative", "Received -1", "row 1, position 1", "weight 0"], target_ids=ids
+        ValueError,
+        ["active target_ids must be nonnegative", "Received -1", "row 1, position 1", "weight 0"],
+        target_ids=ids,
     )
 
 
@@ -149,7 +153,9 @@ def test_scalar_input_is_refused(scalar):
 
 def test_input_with_another_batch_size_is_refused():
     refused(
-        ValueError, ["`model_inputs['a'][1]` has batch size 3; expected 2"], model_inputs={"a": (np.ones(2), np.ones(3))}
+        ValueError,
+        ["`model_inputs['a'][1]` has batch size 3; expected 2"],
+        model_inputs={"a": (np.ones(2), np.ones(3))},
     )
 
 
@@ -163,7 +169,7 @@ def test_input_that_is_not_real_is_refused(dtype):
     )
 
 
-Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024
+Pair = collections.namedtuple("Pair", "left right")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +213,12 @@ def test_active_target_at_or_above_vocabulary_of_the_teacher_is_refused_at_creat
     ids[1, 2] = 5
     refused(
         ValueError,
-        ["active target_ids must be smaller than vocabulary size 5 of the teacher's targets", "Received", "5", "row 1, position 2"],
+        [
+            "active target_ids must be smaller than vocabulary size 5 of the teacher's targets",
+            "Received",
+            "5",
+            "row 1, position 2",
+        ],
         target_ids=ids,
         teacher=DenseTargets(np.zeros((2, 3, 5), "float32")),
     )

@@ -1,10 +1,13 @@
 """`PreparedDataset`: which batches, in which order, how old."""
 
+import functools
+import operator
+
 import numpy as np
 import pytest
-from tests.oracles import numpy, tensor
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch, PreparedDataset, StaleBatchError, Stamp
+from tests.oracles import numpy, tensor
 
 
 def rows(first, count, version=None):
@@ -67,7 +70,7 @@ def test_shuffled_order_is_a_function_of_seed_and_epoch_alone(batch_size):
         dataset = PreparedDataset([rows(i, 1) for i in range(12)], batch_size=batch_size, shuffle=True, seed=seed)
         dataset[0]
         dataset.set_epoch(epoch)
-        return sum(numbers(dataset), [])
+        return functools.reduce(operator.iadd, numbers(dataset), [])
 
     assert order(1, 3) == order(1, 3)
     assert len({tuple(order(s, e)) for s in (0, 1) for e in (0, 1, 2)}) == 6
@@ -114,7 +117,7 @@ def test_adapter_is_called_once_per_item_when_rows_are_cut_anew():
 
 
 def test_adapter_that_returns_something_else_is_refused():
-    with pytest.raises(TypeError, match="`adapter` must return PreparedBatch objects. Received dict for item 0"):
+    with pytest.raises(TypeError, match=r"`adapter` must return PreparedBatch objects. Received dict for item 0"):
         PreparedDataset([1], adapter=lambda raw: {})[0]
 
 
@@ -125,7 +128,7 @@ def test_adapter_is_validated_batch_by_batch():
 
 
 def test_adapter_that_cannot_be_called_is_refused():
-    with pytest.raises(TypeError, match="`adapter` must be None or a function.*Received 3"):
+    with pytest.raises(TypeError, match=r"`adapter` must be None or a function.*Received 3"):
         PreparedDataset([1], adapter=3)
 
 
@@ -143,25 +146,27 @@ def test_empty_source_is_refused():
 
 
 def test_items_that_are_no_batches_are_refused_with_the_mend():
-    with pytest.raises(TypeError, match="`batches_or_store` must hold PreparedBatch.*Received tuple for item 0.*adapter="):
+    with pytest.raises(
+        TypeError, match=r"`batches_or_store` must hold PreparedBatch.*Received tuple for item 0.*adapter="
+    ):
         PreparedDataset([rows(0, 1).as_fit()])[0]
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 1.5, True])
 def test_batch_size_that_is_no_count_is_refused(batch_size):
-    with pytest.raises(ValueError, match="`batch_size` must be a whole number of at least 1. Received"):
+    with pytest.raises(ValueError, match=r"`batch_size` must be a whole number of at least 1. Received"):
         PreparedDataset(rows(0, 2), batch_size=batch_size)
 
 
 @pytest.mark.parametrize("max_staleness", [-1, 1.5, "2", True])
 def test_max_staleness_that_is_no_count_is_refused(max_staleness):
-    with pytest.raises(ValueError, match="`max_staleness` must be None or a whole number >= 0. Received"):
+    with pytest.raises(ValueError, match=r"`max_staleness` must be None or a whole number >= 0. Received"):
         PreparedDataset(rows(0, 2), max_staleness=max_staleness)
 
 
 @pytest.mark.parametrize("seed", [1.5, "1", None, True])
 def test_seed_that_is_no_whole_number_is_refused(seed):
-    with pytest.raises(TypeError, match="`seed` must be a whole number. Received"):
+    with pytest.raises(TypeError, match=r"`seed` must be a whole number. Received"):
         PreparedDataset(rows(0, 2), seed=seed)
 
 
@@ -213,7 +218,7 @@ def test_replace_puts_fresh_batches_in_place(batch_size, fresh):
 
 def test_replace_by_another_number_is_refused_and_leaves_the_old():
     dataset = PreparedDataset([rows(0, 2), rows(2, 2)])
-    with pytest.raises(ValueError, match="`replace` must keep the number of batches, 2. Received 1"):
+    with pytest.raises(ValueError, match=r"`replace` must keep the number of batches, 2. Received 1"):
         dataset.replace([rows(50, 2)])
     assert numbers(dataset) == [[0, 1], [2, 3]]
 

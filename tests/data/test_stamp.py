@@ -39,7 +39,7 @@ def test_counts_that_are_not_int_are_refused(name, value):
 
 
 def test_negative_policy_version_is_refused():
-    with pytest.raises(ValueError, match="`policy_version` must be at least 0. Received -1"):
+    with pytest.raises(ValueError, match=r"`policy_version` must be at least 0. Received -1"):
         Stamp(policy_version=-1)
 
 

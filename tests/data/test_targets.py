@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from tests.oracles import numpy, tensor
 
 from keras_diffusion_opd.data import DenseTargets
+from tests.oracles import numpy, tensor
 
 IDS = np.zeros((1, 6), "int32")
 INF = np.inf
@@ -37,7 +37,7 @@ def test_empty_vocabulary_is_refused():
 
 
 def test_logits_given_as_a_list_are_refused():
-    with pytest.raises(TypeError, match="`teacher logits` must be a NumPy array.*Received list"):
+    with pytest.raises(TypeError, match=r"`teacher logits` must be a NumPy array.*Received list"):
         DenseTargets([[[0.0]]]).validate(IDS)
 
 

@@ -5,10 +5,10 @@ import re
 import keras
 import numpy as np
 import pytest
-from tests.batches import fields
-from tests.oracles import tensor
 
 from keras_diffusion_opd.data import PreparedBatch
+from tests.batches import fields
+from tests.oracles import tensor
 
 
 def batch(**changes):
@@ -39,7 +39,13 @@ def test_logits_of_another_rank_are_refused(shape):
 def test_logits_that_do_not_align_are_refused_and_nothing_broadcasts(shape):
     refused(
         ValueError,
-        ["`logits` must align with target_ids", "expected shape (2, 3, vocabulary)", "Received", str(shape), "nothing is shifted"],
+        [
+            "`logits` must align with target_ids",
+            "expected shape (2, 3, vocabulary)",
+            "Received",
+            str(shape),
+            "nothing is shifted",
+        ],
         np.zeros(shape, "float32"),
     )
 

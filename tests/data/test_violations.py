@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from tests.oracles import compiled, numpy, tensor
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch, violations
 from keras_diffusion_opd.data.violations import MESSAGES
+from tests.oracles import compiled, numpy, tensor
 
 B, L, V = 2, 3, 5
 INF = np.inf
@@ -71,7 +71,12 @@ def test_single_excluded_ids_are_no_fault(name):
 
 
 def test_inactive_positions_may_hold_anything():
-    changes = {**array("weights", 0.0, fill=1.0), **array("ids", -7), **array("teacher", np.nan), **array("logits", INF)}
+    changes = {
+        **array("weights", 0.0, fill=1.0),
+        **array("ids", -7),
+        **array("teacher", np.nan),
+        **array("logits", INF),
+    }
     assert found(**changes) == {}
 
 

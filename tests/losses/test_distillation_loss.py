@@ -5,20 +5,19 @@ import re
 import keras
 import numpy as np
 import pytest
-from tests.batches import prepared
-from tests.oracles import DIVERGENCES, cross_entropy, numerical_gradient, numpy, reference, tensor, value_and_grad
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch, TeacherTargets
 from keras_diffusion_opd.losses import DistillationLoss, LossOutput, WeightedSum
-
+from tests.batches import prepared
+from tests.oracles import DIVERGENCES, cross_entropy, numerical_gradient, numpy, reference, tensor, value_and_grad
 
 # Every case becomes one shape, so that JAX compiles its operations once: what is added is excluded in both
 # models or has weight 0, which is exactly neutral (test_divergence_edges.py, test_inactive_positions.py).
-SHAPE = (2, 3, 4)
+SHAPE = (2, 3, 5)
 
 
 def embedded(array, fill):
-    """`array` in the corner of a (2, 3, 4) or (2, 3) one that holds `fill` elsewhere."""
+    """`array` in the corner of a (2, 3, 5) or (2, 3) one that holds `fill` elsewhere."""
     array = np.asarray(array)
     whole = np.full(SHAPE[: array.ndim], fill, array.dtype if array.dtype != "float64" else "float32")
     whole[tuple(slice(n) for n in array.shape)] = array
@@ -99,7 +98,9 @@ def test_every_divergence_is_weighted_token_by_token(divergence):
 
 def test_nothing_is_shifted_between_logits_and_targets():
     student = 8.0 * np.eye(3)[None]
-    found = parts(DistillationLoss(hard_weight=1.0)(*case(student, [[1.0, 0.5, 0.0]], ids=[[0, 1, 2]], teacher=student)))
+    found = parts(
+        DistillationLoss(hard_weight=1.0)(*case(student, [[1.0, 0.5, 0.0]], ids=[[0, 1, 2]], teacher=student))
+    )
     assert found["primary"] == pytest.approx((0.00100605043, 1.5, 0.000670700286), rel=1e-4)
     assert found["distill/soft_loss"][0] == 0.0
 
@@ -174,7 +175,8 @@ def test_gradient_of_the_sum_divided_by_the_weight_is_the_gradient_of_the_mean()
     _, of_mean = mean_and_grad(DistillationLoss(), student, weights, teacher=teacher)
     logits, batch = case(student, weights, teacher=teacher)
     _, of_sum = value_and_grad(lambda s: DistillationLoss()(s, batch).primary.total, logits)
-    np.testing.assert_allclose(of_sum / 2.25, of_mean, rtol=1e-6)
+    # One rounding of float32, where q and p almost cancel.
+    np.testing.assert_allclose(of_sum / 2.25, of_mean, rtol=1e-6, atol=1e-8)
     assert not np.allclose(of_sum, of_mean)
 
 
@@ -225,7 +227,7 @@ def test_temperature_that_is_not_positive_is_refused_at_construction(temperature
 
 @pytest.mark.parametrize("weights", [(-1.0, 1.0), (1.0, -0.5)])
 def test_negative_part_is_refused_at_construction(weights):
-    with pytest.raises(ValueError, match="`soft_weight` and `hard_weight` must be nonnegative. Received"):
+    with pytest.raises(ValueError, match=r"`soft_weight` and `hard_weight` must be nonnegative. Received"):
         DistillationLoss(soft_weight=weights[0], hard_weight=weights[1])
 
 
@@ -249,7 +251,9 @@ def test_student_and_teacher_of_different_vocabularies_are_refused(size):
 
 def test_misaligned_student_logits_are_refused():
     batch = prepared([[1, 1]], teacher=np.zeros((1, 2, 3), "float32"))
-    with pytest.raises(ValueError, match=r"`logits` must align with target_ids.*\(1, 2, vocabulary\).*Received \(1, 1, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"`logits` must align with target_ids.*\(1, 2, vocabulary\).*Received \(1, 1, 3\)"
+    ):
         DistillationLoss()(tensor(np.zeros((1, 1, 3))), batch)
 
 
@@ -259,7 +263,7 @@ def test_batch_without_a_teacher_is_refused_with_the_mend():
 
 
 def test_batch_that_is_no_prepared_batch_is_refused():
-    with pytest.raises(TypeError, match="`batch` must be a PreparedBatch. Received dict"):
+    with pytest.raises(TypeError, match=r"`batch` must be a PreparedBatch. Received dict"):
         DistillationLoss()(tensor(np.zeros((1, 1, 3))), {"teacher_logits": np.zeros((1, 1, 3))})
 
 
@@ -276,15 +280,17 @@ def test_teacher_of_another_kind_is_refused():
         vocabulary_size = invalid = lambda self: None
 
     batch = PreparedBatch(np.zeros(1), np.zeros((1, 1), "int32"), np.ones((1, 1)), Other())
-    with pytest.raises(TypeError, match="needs DenseTargets. Received Other"):
+    with pytest.raises(TypeError, match=r"needs DenseTargets. Received Other"):
         DistillationLoss()(tensor(np.zeros((1, 1, 3))), batch)
 
 
 @pytest.mark.parametrize("row", [[0.0, np.nan], [np.inf, 0.0], [-np.inf, -np.inf]], ids=str)
 def test_active_teacher_that_says_nothing_usable_is_refused_with_its_place(row):
     teacher = np.zeros(SHAPE, "float32")
-    teacher[1, 0] = [*row, *row]
-    with pytest.raises(ValueError, match="active teacher_logits must contain only finite values.*row 1, position 0 and 0 more"):
+    teacher[1, 0] = [*row, *row, row[0]]
+    with pytest.raises(
+        ValueError, match=r"active teacher_logits must contain only finite values.*row 1, position 0 and 0 more"
+    ):
         DistillationLoss()(tensor(np.zeros(SHAPE)), prepared(np.ones((2, 3)), teacher=teacher))
 
 

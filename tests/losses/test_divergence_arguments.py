@@ -5,23 +5,27 @@ import re
 import numpy as np
 import pytest
 from keras import ops
-from tests.oracles import DIVERGENCES, cross_entropy, float64_scope, numpy, softmax, tensor, value_and_grad
 
 from keras_diffusion_opd.losses import token_cross_entropy, token_divergence
+from tests.oracles import cross_entropy, float64_scope, numpy, softmax, tensor, value_and_grad
 
 X = np.zeros((2, 3, 4), "float32")
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5), (2, 1, 4), (1, 3, 4), (2, 3, 4, 1), (4,)])
 def test_logits_of_different_shapes_are_refused_and_nothing_broadcasts(shape):
-    words = f"`student_logits` and `teacher_logits` must have identical shapes.*{re.escape('(2, 3, 4)')}.*{re.escape(str(shape))}"
-    with pytest.raises(ValueError, match=words):
+    received = re.escape(f"Received (2, 3, 4) and {shape}")
+    with pytest.raises(
+        ValueError, match=f"`student_logits` and `teacher_logits` must have identical shapes. {received}"
+    ):
         token_divergence(X, np.zeros(shape, "float32"))
 
 
 @pytest.mark.parametrize("name", ["kl", "KL", "forward-kl", "", None, 0.5])
 def test_divergence_is_named_and_an_unknown_name_is_refused_with_the_known_ones(name):
-    with pytest.raises(ValueError, match=f"`divergence` must be one of .*'forward_kl'.*Received {re.escape(repr(name))}"):
+    with pytest.raises(
+        ValueError, match=f"`divergence` must be one of .*'forward_kl'.*Received {re.escape(repr(name))}"
+    ):
         token_divergence(X, X, divergence=name)
 
 
@@ -34,7 +38,9 @@ def test_temperature_that_is_not_positive_is_refused(temperature):
 @pytest.mark.parametrize("argument", ["temperature", "beta"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, True, "1", [1.0], np.float32("nan"), 1j, ops])
 def test_setting_that_is_no_finite_real_is_refused(argument, value):
-    with pytest.raises(ValueError, match=f"`{argument}` must be a finite real scalar. Received .*of type {type(value).__name__}"):
+    with pytest.raises(
+        ValueError, match=f"`{argument}` must be a finite real scalar. Received .*of type {type(value).__name__}"
+    ):
         token_divergence(X, X, divergence="jsd", **{argument: value})
 
 
@@ -51,15 +57,16 @@ def test_nan_tensor_of_the_backend_is_refused_as_a_temperature():
 @pytest.mark.parametrize("name", ["jsd", "normalized_jsd", "alpha", "skew_forward_kl"])
 @pytest.mark.parametrize("beta", [0.0, 1.0, -0.1, 1.5])
 def test_beta_at_or_beyond_its_ends_is_refused_and_sent_to_the_named_limit(name, beta):
-    with pytest.raises(ValueError, match=f"`beta` must lie strictly between 0 and 1. Received {beta}.*'forward_kl' or 'reverse_kl'"):
+    with pytest.raises(
+        ValueError, match=f"`beta` must lie strictly between 0 and 1. Received {beta}.*'forward_kl' or 'reverse_kl'"
+    ):
         token_divergence(X, X, divergence=name, beta=beta)
 
 
-@pytest.mark.parametrize("name", DIVERGENCES)
 @pytest.mark.parametrize("shape", [(4,), (1, 2, 3, 4)])
-def test_any_leading_shape_is_kept(name, shape):
+def test_any_leading_shape_is_kept(shape):
     x = np.random.default_rng(0).normal(size=shape).astype("float32")
-    assert numpy(token_divergence(x, x * 0.5, divergence=name)).shape == shape[:-1]
+    assert numpy(token_divergence(x, x * 0.5)).shape == shape[:-1]
 
 
 def test_vocabulary_of_one_has_nothing_to_tell_apart():
@@ -101,7 +108,7 @@ def test_cross_entropy_of_half_precision_logits_is_float32_and_keeps_ids_above_2
 
 def test_gradient_of_the_cross_entropy_is_student_minus_one_hot():
     logits = np.array([[2.0, -1.0, 0.5, 0.0]], "float32")
-    value, gradient = value_and_grad(lambda s: ops.sum(token_cross_entropy(s, np.array([1]))), logits)
+    _value, gradient = value_and_grad(lambda s: ops.sum(token_cross_entropy(s, np.array([1]))), logits)
     np.testing.assert_allclose(gradient, softmax(logits) - np.eye(4)[1], atol=1e-6)
 
 
@@ -129,5 +136,6 @@ def test_cross_entropy_in_float64_is_float64():
 
 @pytest.mark.parametrize("shape", [(2,), (2, 2), (2, 3, 1), (2, 3, 4)])
 def test_ids_of_another_shape_are_refused(shape):
-    with pytest.raises(ValueError, match=f"`target_ids` must have the shape of `student_logits`.*{re.escape(str(shape))}.*{re.escape('(2, 3, 4)')}"):
+    received = re.escape(f"Received {shape} for logits (2, 3, 4)")
+    with pytest.raises(ValueError, match=f"`target_ids` must have the shape of `student_logits`.*{received}"):
         token_cross_entropy(X, np.zeros(shape, "int32"))

@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from tests.oracles import DIVERGENCES, cross_entropy, numpy, reference, tensor, value_and_grad
 
 from keras_diffusion_opd.losses import TeacherDivergence, TokenCrossEntropy
+from tests.oracles import DIVERGENCES, cross_entropy, numpy, reference, tensor, value_and_grad
 
 B, L, V = 2, 3, 5
 WEIGHTS = np.array([[1.0, 0.25, 0.0], [0.5, 0.0, 2.0]], "float32")
@@ -29,7 +29,11 @@ def student(vocabulary=V, policy="float32", mask_zero=False):
 def compiled_student(loss, **arguments):
     model = student(**arguments)
     # XLA would take seconds to compile what runs for microseconds.
-    model.compile(optimizer=keras.optimizers.SGD(0.5), loss=loss, jit_compile=False if keras.backend.backend() == "tensorflow" else "auto")
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.5),
+        loss=loss,
+        jit_compile=False if keras.backend.backend() == "tensorflow" else "auto",
+    )
     return model
 
 
@@ -75,7 +79,9 @@ def test_default_divides_by_the_weights_where_keras_divides_by_the_batch_size():
     p, q = np.log([[0.9, 0.1], [0.5, 0.5]]), np.log([[0.5, 0.5], [0.9, 0.1]])
     weights = np.array([1.0, 0.25])
     values = np.array([0.368064, 0.510826])
-    assert float(numpy(TeacherDivergence()(p, q, sample_weight=weights))) == pytest.approx((weights * values).sum() / 1.25, abs=1e-6)
+    assert float(numpy(TeacherDivergence()(p, q, sample_weight=weights))) == pytest.approx(
+        (weights * values).sum() / 1.25, abs=1e-6
+    )
     keras_default = keras.losses.KLDivergence()(np.exp(p), np.exp(q), sample_weight=weights)
     assert float(numpy(keras_default)) == pytest.approx((weights * values).sum() / 2, abs=1e-5)
 
@@ -146,7 +152,11 @@ def test_setting_out_of_range_is_refused_at_construction(arguments, words):
         TeacherDivergence(**arguments)
 
 
-@pytest.mark.parametrize("loss", [TeacherDivergence("jsd", 2.0, 0.3, reduction="sum", name="x"), TokenCrossEntropy(reduction="none", name="y")], ids=["divergence", "cross-entropy"])
+@pytest.mark.parametrize(
+    "loss",
+    [TeacherDivergence("jsd", 2.0, 0.3, reduction="sum", name="x"), TokenCrossEntropy(reduction="none", name="y")],
+    ids=["divergence", "cross-entropy"],
+)
 def test_config_round_trip_and_serialisation(loss):
     back = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
     assert type(back) is type(loss) and back.get_config() == loss.get_config()

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from keras import ops
-from tests.oracles import float64_scope, numpy, tensor, value_and_grad
 
 from keras_diffusion_opd.losses.numerics import EXCLUDED, excess, log_mixture_ratio, log_probabilities
+from tests.oracles import float64_scope, numpy, tensor, value_and_grad
 
 ROWS, V = 32, 6
 logits = arrays("float32", (ROWS, V), elements=st.floats(-1e4, 1e4, width=32))

@@ -3,11 +3,11 @@
 import keras
 import numpy as np
 import pytest
-from tests.batches import prepared
-from tests.oracles import compiled_value_and_grad, cross_entropy, numpy, tensor
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch
 from keras_diffusion_opd.losses import TokenCrossEntropyLoss
+from tests.batches import prepared
+from tests.oracles import compiled_value_and_grad, cross_entropy, numpy, tensor
 
 LOSS = TokenCrossEntropyLoss()
 
@@ -37,7 +37,11 @@ def test_bool_and_integer_weights_count_as_numbers(dtype):
 
 def micro_batches():
     draw = np.random.default_rng(0)
-    return draw.normal(size=(4, 3, 5)), draw.integers(5, size=(4, 3)), draw.uniform(size=(4, 3)) * (draw.uniform(size=(4, 3)) > 0.3)
+    return (
+        draw.normal(size=(4, 3, 5)),
+        draw.integers(5, size=(4, 3)),
+        draw.uniform(size=(4, 3)) * (draw.uniform(size=(4, 3)) > 0.3),
+    )
 
 
 def total(logits, ids, weights):
@@ -86,17 +90,21 @@ def test_teacher_of_the_batch_is_not_looked_at():
 
 @pytest.mark.parametrize("shape", [(1, 3, 4), (2, 2, 4), (1, 1, 4)])
 def test_misaligned_logits_are_refused(shape):
-    with pytest.raises(ValueError, match=r"`logits` must align with target_ids: expected shape \(1, 2, vocabulary\). Received"):
+    with pytest.raises(
+        ValueError, match=r"`logits` must align with target_ids: expected shape \(1, 2, vocabulary\). Received"
+    ):
         LOSS(tensor(np.zeros(shape)), prepared([[1.0, 1.0]]))
 
 
 def test_active_target_beyond_the_students_vocabulary_is_refused():
-    with pytest.raises(ValueError, match="active target_ids must be smaller than vocabulary size 4 of the logits. Received 4"):
+    with pytest.raises(
+        ValueError, match=r"active target_ids must be smaller than vocabulary size 4 of the logits. Received 4"
+    ):
         LOSS(tensor(np.zeros((1, 2, 4))), prepared([[1.0, 1.0]], ids=[[0, 4]]))
 
 
 def test_batch_that_is_no_prepared_batch_is_refused():
-    with pytest.raises(TypeError, match="`batch` must be a PreparedBatch. Received tuple.*PreparedBatch.create"):
+    with pytest.raises(TypeError, match=r"`batch` must be a PreparedBatch. Received tuple.*PreparedBatch.create"):
         LOSS(tensor(np.zeros((1, 2, 4))), prepared([[1.0, 1.0]]).as_fit())
 
 

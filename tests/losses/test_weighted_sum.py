@@ -1,12 +1,14 @@
 """A mean that carries its denominator: added up anywhere, divided once."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.oracles import compiled, compiled_value_and_grad, float64_scope, numpy, tensor, value_and_grad
 
 from keras_diffusion_opd.losses import LossOutput, WeightedSum
+from tests.oracles import compiled, compiled_value_and_grad, float64_scope, numpy, tensor, value_and_grad
 
 # Splits of 12 tokens into micro-batches: even, uneven, one token against many, one batch, one by one.
 SPLITS = [(4, 4, 4), (1, 7, 4), (1, 1, 10), (12,), (1,) * 12]
@@ -14,7 +16,7 @@ SPLITS = [(4, 4, 4), (1, 7, 4), (1, 1, 10), (12,), (1,) * 12]
 
 def parts_of(values, weights, split):
     edges = np.cumsum((0, *split))
-    for a, b in zip(edges[:-1], edges[1:], strict=True):
+    for a, b in itertools.pairwise(edges):
         yield WeightedSum(tensor(np.sum(values[a:b] * weights[a:b])), tensor(np.sum(weights[a:b])))
 
 
@@ -36,7 +38,9 @@ def test_fractional_denominators_are_not_clamped_to_one():
 
 
 @pytest.mark.parametrize(
-    "weights", [(4, 4, 4, 4), (1, 7, 3, 5), (1, 1, 100, 1), (0.05, 0.1, 0.2, 0.25)], ids=["equal", "uneven", "one heavy", "fractional"]
+    "weights",
+    [(4, 4, 4, 4), (1, 7, 3, 5), (1, 1, 100, 1), (0.05, 0.1, 0.2, 0.25)],
+    ids=["equal", "uneven", "one heavy", "fractional"],
 )
 def test_sums_are_divided_by_the_sum_of_their_weights(weights):
     totals = np.array([3.0, -1.0, 2.5, 8.0])
