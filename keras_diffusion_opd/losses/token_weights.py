@@ -13,7 +13,7 @@ class _Ones(keras.losses.Loss):  # type: ignore[misc]
     """
 
     def __init__(self, dtype: Any) -> None:
-        super().__init__(reduction="none", dtype=dtype)
+        super().__init__(name="token_weights", reduction="none", dtype=dtype)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         return ops.ones_like(y_pred[..., 0])
@@ -29,7 +29,8 @@ def token_weights(y_pred: Any, sample_weight: Any = None) -> Any:
     Returns:
         float32 (...).
     """
-    weights = ops.cast(_Ones(keras.backend.standardize_dtype(y_pred.dtype))(y_pred, y_pred), "float32")
+    dtype = keras.backend.standardize_dtype(ops.convert_to_tensor(y_pred).dtype)
+    weights = ops.cast(_Ones(dtype)(y_pred, y_pred), "float32")
     if sample_weight is None:
         return weights
     given = ops.cast(sample_weight, "float32")
