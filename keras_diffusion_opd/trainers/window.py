@@ -258,6 +258,11 @@ class WindowTrainer(BackendWindow, keras.Model):
             for g, v in zip(sums, self.trainable_variables, strict=True)
         ]
 
+    @property
+    def weight_dtype(self) -> str:
+        """dtype of the window's weight: that of the widest gradient sum."""
+        return max((self.sum_dtype(v) for v in self.trainable_variables), default="float32")
+
     @staticmethod
     def sum_dtype(variable: Any) -> str:
         """dtype of a gradient sum: float32, or float64 for float64 variables; never less."""
