@@ -33,7 +33,7 @@ from keras_diffusion_opd.trainers import PreparedTrainer
 LOSS = {"temperature": 2.0, "soft_weight": 0.75, "hard_weight": 0.25}
 ADAMW = {"learning_rate": 1e-4, "weight_decay": 0.01}
 SIDES = ("ours", "hand-written")
-UPDATES = 3  # per turn, and before the weights are compared
+UPDATES = 2  # per turn, and before the weights are compared
 TOLERANCE = (
     1e-5  # relative, of all weights together: float32, and Adam divides small gradients by small roots
 )
@@ -207,7 +207,7 @@ def main() -> None:
     )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--steps", nargs="+", type=int, default=[1, 4], help="accumulation steps")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--output", type=Path, default=RESULTS / "step_overhead.json")
     parser.add_argument("--resident", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
