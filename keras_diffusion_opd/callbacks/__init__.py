@@ -1,1 +1,5 @@
-"""."""
+"""Callbacks: what happens around the windows of `fit`."""
+
+from keras_diffusion_opd.callbacks.rollout_refresh import RolloutRefresh
+
+__all__ = ["RolloutRefresh"]

@@ -1,5 +1,6 @@
-"""Prepared batches, teacher targets, datasets."""
+"""Prepared batches, teacher targets, corruption, datasets."""
 
+from keras_diffusion_opd.data.corruption import CorruptedTokens, MaskedCorruption
 from keras_diffusion_opd.data.dataset import PreparedDataset, StaleBatchError
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch, concatenate_batches
 from keras_diffusion_opd.data.stamp import Stamp
@@ -7,7 +8,9 @@ from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets
 from keras_diffusion_opd.data.violations import violations
 
 __all__ = [
+    "CorruptedTokens",
     "DenseTargets",
+    "MaskedCorruption",
     "PreparedBatch",
     "PreparedDataset",
     "StaleBatchError",

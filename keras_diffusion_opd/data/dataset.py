@@ -15,7 +15,7 @@ class StaleBatchError(ValueError):
     """A batch was rolled out by a student that has since been updated more often than is allowed."""
 
 
-class PreparedDataset(keras.utils.PyDataset):  # type: ignore[misc]
+class PreparedDataset(keras.utils.PyDataset):
     """Prepared batches in a deterministic order, refused when they are too old.
 
     The order is a function of (seed, epoch) alone: a resumed run continues with the same batches.
@@ -154,6 +154,15 @@ class PreparedDataset(keras.utils.PyDataset):  # type: ignore[misc]
     def __getitem__(self, index: int) -> tuple[Any, Any, Any]:
         """`(x, y, sample_weight)` of `batch(index)`."""
         return self.batch(index).as_fit()
+
+    def staleness(self) -> int | None:
+        """Updates since the oldest batch was generated; None where a batch has no stamp."""
+        if self._rows is not None:
+            stamps = [self._rows.stamp]
+        else:
+            stamps = [self._batch(self._source, index).stamp for index in range(len(self._source))]
+        ages = [None if stamp is None else stamp.staleness(self.policy_version) for stamp in stamps]
+        return None if None in ages else max(age for age in ages if age is not None)
 
     def _refuse_stale(self, batch: PreparedBatch, index: int) -> None:
         if self.max_staleness is None:

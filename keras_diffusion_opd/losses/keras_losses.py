@@ -11,9 +11,11 @@ from keras_diffusion_opd.losses.divergences import (
     token_cross_entropy,
     token_divergence,
 )
+from keras_diffusion_opd.losses.token_weights import token_weights
+from keras_diffusion_opd.losses.weighted_sum import WeightedSum
 
 
-class _TokenLoss(keras.losses.Loss):  # type: ignore[misc]
+class _TokenLoss(keras.losses.Loss):
     """A loss per token whose mean carries its denominator, and whose ids keep their dtype.
 
     Keras's own `__call__` casts `y_true` to the loss's dtype (an id of 257 becomes 256 in bfloat16) and
@@ -25,18 +27,9 @@ class _TokenLoss(keras.losses.Loss):  # type: ignore[misc]
         super().__init__(name=name, reduction=reduction, dtype=dtype)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        with ops.name_scope(self.name):
+        with keras.name_scope(self.name):
+            weights = token_weights(y_pred, sample_weight)
             y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
-            mask = getattr(y_pred, "_keras_mask", None)
-            weights = None if sample_weight is None else ops.cast(sample_weight, "float32")
-            if mask is not None:
-                weights = ops.cast(mask, "float32") if weights is None else weights * ops.cast(mask, "float32")
-            if weights is None:
-                return self._reduce(self.call(y_true, y_pred), None)
-            shape = ops.shape(y_pred)[:-1]
-            while len(weights.shape) < len(shape):
-                weights = ops.expand_dims(weights, -1)
-            weights = ops.broadcast_to(weights, shape)
             active = ops.not_equal(weights, 0)
             y_pred = ops.where(ops.expand_dims(active, -1), y_pred, ops.zeros_like(y_pred))
             spread = active if len(y_true.shape) == len(active.shape) else ops.expand_dims(active, -1)
@@ -44,19 +37,15 @@ class _TokenLoss(keras.losses.Loss):  # type: ignore[misc]
             return self._reduce(ops.where(active, values, ops.zeros_like(values)), weights)
 
     def _reduce(self, values: Any, weights: Any) -> Any:
-        if weights is not None:
-            values = values * ops.cast(weights, values.dtype)
+        weights = ops.cast(weights, values.dtype)
+        values = values * weights
         if self.reduction in (None, "none"):
             return values
         total = ops.sum(values)
         if self.reduction == "sum":
             return total
-        if self.reduction == "mean_with_sample_weight" and weights is not None:
-            weight = ops.cast(ops.sum(weights), values.dtype)
-        else:
-            weight = ops.cast(ops.size(values), values.dtype)
-        some = ops.not_equal(weight, 0)
-        return ops.where(some, total / ops.where(some, weight, ops.ones_like(weight)), ops.zeros_like(total))
+        tokens = ops.cast(ops.size(values), values.dtype)
+        return WeightedSum(total, ops.sum(weights) if self.reduction == "mean_with_sample_weight" else tokens).mean()
 
 
 @keras.saving.register_keras_serializable(package="keras_diffusion_opd")

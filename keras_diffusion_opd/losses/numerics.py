@@ -76,8 +76,16 @@ def log_mixture_ratio(difference: Any, weight: float) -> Any:
     limit = 20.0
     moderate = difference > -limit
     edge = ops.full_like(difference, -limit)
-    near = ops.log1p((1.0 - weight) * ops.expm1(-ops.where(moderate, difference, edge)))
+    inner = ops.where(moderate, difference, edge)
+    near = (1.0 - weight) * ops.expm1(-inner)
+    if weight < 0.25:
+        # 1 + near is close to 0 where a is much larger than b: there its two terms are added as they are.
+        small = near < -0.5
+        near = ops.log1p(ops.where(small, ops.zeros_like(near), near))
+        near = ops.where(small, ops.log(weight + (1.0 - weight) * ops.exp(-inner)), near)
+    else:
+        near = ops.log1p(near)
     # exp(-difference) would overflow: a / m = exp(difference) / (weight * exp(difference) + 1 - weight).
     low = ops.where(moderate, edge, difference)
-    far = low - ops.log1p(weight * ops.expm1(low))
+    far = low - ops.log(weight * ops.exp(low) + (1.0 - weight))
     return ops.where(moderate, -near, far)

@@ -33,7 +33,7 @@ class WeightedSum(NamedTuple):
     total: Any
     weight: Any
 
-    def __add__(self, other: Any) -> "WeightedSum":  # type: ignore[override]
+    def __add__(self, other: Any) -> "WeightedSum":
         if not isinstance(other, WeightedSum):
             return NotImplemented
         return WeightedSum(self.total + other.total, self.weight + other.weight)
@@ -48,12 +48,13 @@ class WeightedSum(NamedTuple):
             "WeightedSum(w * value, w)."
         )
 
-    def __mul__(self, factor: Any) -> "WeightedSum":  # type: ignore[override]
+    def __mul__(self, factor: Any) -> "WeightedSum":
         if isinstance(factor, tuple):
             return NotImplemented
         return WeightedSum(self.total * factor, self.weight)
 
-    __rmul__ = __mul__  # type: ignore[assignment]
+    def __rmul__(self, factor: Any) -> "WeightedSum":
+        return self * factor
 
     def mean(self) -> Any:
         """`total / weight`, float32 or float64 scalar; 0, with a finite gradient, where the weight is 0."""

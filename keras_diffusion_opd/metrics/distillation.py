@@ -1,5 +1,6 @@
 """What to watch while distilling: how far the student is from the teacher, and how sure both are."""
 
+import abc
 from typing import Any
 
 import keras
@@ -7,6 +8,7 @@ from keras import ops
 
 from keras_diffusion_opd.losses.divergences import positive_temperature, resolve_divergence, token_divergence
 from keras_diffusion_opd.losses.numerics import log_probabilities
+from keras_diffusion_opd.losses.token_weights import token_weights
 from keras_diffusion_opd.metrics.weighted_ratio import WeightedRatio
 
 _ARGS = """
@@ -28,31 +30,34 @@ _ARGS = """
     """
 
 
-class TokenMetric(WeightedRatio):
+class TokenMetric(WeightedRatio, abc.ABC):
     """A value per token from the teacher's and the student's logits, averaged with the token weights.
 
     As a Keras metric: `update_state(y_true=teacher_logits, y_pred=student_logits, sample_weight)`.
-    In `PreparedTrainer.compile(metrics=[...])` it receives the batch's teacher by itself.
+    In `PreparedTrainer.compile(metrics=[...])` it receives the batch's teacher by itself. A subclass
+    implements `values`, and sets `needs_teacher = False` where it looks at the student alone.
+
+    Args:
+        name: of the metric.
+        dtype: dtype policy; the sums are float32.
     """
 
     needs_teacher = True
 
+    @abc.abstractmethod
     def values(self, teacher_logits: Any, student_logits: Any) -> Any:
         """float (..., V) and (..., V) -> float (...)."""
-        raise TypeError(f"{type(self).__name__} is abstract: a token metric implements `values`.")
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Add the values at every position; positions of weight 0 may hold NaN."""
+    # Keras metrics differ in what they are updated with.
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # type: ignore[override]
+        """Add the values at every position; positions of weight 0, or masked by Keras, may hold NaN."""
+        weights = token_weights(y_pred, sample_weight)
         y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
-        if sample_weight is not None:
-            weights = ops.cast(sample_weight, "float32")
-            while len(weights.shape) < len(y_pred.shape):
-                weights = ops.expand_dims(weights, -1)
-            active = ops.not_equal(weights, 0)
-            y_pred = ops.where(active, y_pred, ops.zeros_like(y_pred))
-            if self.needs_teacher:
-                y_true = ops.where(active, y_true, ops.zeros_like(y_true))
-        super().update_state(self.values(y_true, y_pred), sample_weight)
+        active = ops.expand_dims(ops.not_equal(weights, 0), -1)
+        y_pred = ops.where(active, y_pred, ops.zeros_like(y_pred))
+        if self.needs_teacher:
+            y_true = ops.where(active, y_true, ops.zeros_like(y_true))
+        super().update_state(self.values(y_true, y_pred), weights)
 
 
 @keras.saving.register_keras_serializable(package="keras_diffusion_opd")

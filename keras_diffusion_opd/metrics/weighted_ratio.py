@@ -9,7 +9,7 @@ from keras_diffusion_opd.losses.weighted_sum import WeightedSum
 
 
 @keras.saving.register_keras_serializable(package="keras_diffusion_opd")
-class WeightedRatio(keras.metrics.Metric):  # type: ignore[misc]
+class WeightedRatio(keras.metrics.Metric):
     """`sum(weight * value) / sum(weight)` over everything seen since the last reset; 0 when nothing weighed.
 
     Streaming equals one-shot whatever the shapes of the batches: nothing is averaged before the end.

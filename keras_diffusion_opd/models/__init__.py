@@ -1,14 +1,16 @@
-"""Models: the bridge that makes KerasHub models token scorers.
+"""Models: the bridge that makes KerasHub models token scorers, and a small denoiser of our own.
 
 - `token_scorer(model)`: a KerasHub masked language model (or a bidirectional backbone) as a model from tokens
   to logits at every position, with shared variables.
 - `full_attention(backbone)`, `causal_attention(backbone)`: switch Llama3 and Qwen3 backbones.
+- `TokenDenoiser`: class-conditional masked-token denoiser of small canvases, for demos and tests.
 - `EveryPosition`, `TiedTokenScorer`: the layers a scorer is made of.
 """
 
 from keras_diffusion_opd.models.every_position import EveryPosition
 from keras_diffusion_opd.models.full_attention import causal_attention, full_attention
 from keras_diffusion_opd.models.tied_token_scorer import TiedTokenScorer
+from keras_diffusion_opd.models.token_denoiser import TokenDenoiser
 from keras_diffusion_opd.models.token_scorer import token_scorer
 
-__all__ = ["EveryPosition", "TiedTokenScorer", "causal_attention", "full_attention", "token_scorer"]
+__all__ = ["EveryPosition", "TiedTokenScorer", "TokenDenoiser", "causal_attention", "full_attention", "token_scorer"]

@@ -79,8 +79,7 @@ def plain_json(value: Any, *, name: str = "value", reserved: Collection[str] = (
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(
-                f"`{name}` must be finite, since JSON has no such number. Received {value}. "
-                "Use None or a string."
+                f"`{name}` must be finite, since JSON has no such number. Received {value}. Use None or a string."
             )
         return float(value)
     if isinstance(value, str):
@@ -138,11 +137,9 @@ def _check_keys(value: Mapping[Any, Any], name: str, reserved: Collection[str]) 
     for key in value:
         if not isinstance(key, str):
             raise TypeError(
-                f"`{name}` must have strings as keys. Received {key!r} of type {type(key).__name__}: "
-                f"use {str(key)!r}."
+                f"`{name}` must have strings as keys. Received {key!r} of type {type(key).__name__}: use {str(key)!r}."
             )
         if key in reserved:
             raise ValueError(
-                f"`{name}` must not use the reserved key {key!r}. Reserved are {sorted(reserved)}: "
-                "choose another name."
+                f"`{name}` must not use the reserved key {key!r}. Reserved are {sorted(reserved)}: choose another name."
             )

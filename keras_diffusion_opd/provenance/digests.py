@@ -172,9 +172,7 @@ def _leaves(value: Any, path: tuple[str | int, ...], label: str) -> Iterator[Lea
 
 
 def _is_scalar(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, bool | int | float | str) and not isinstance(value, np.generic)
-    )
+    return value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, np.generic))
 
 
 def _is_mapping(value: Any) -> bool:
@@ -220,9 +218,7 @@ def _to_numpy(value: Any, label: str) -> tuple[np.ndarray, str]:
     if type(value).__module__.split(".")[0] == "torch" or hasattr(value, "detach"):
         return _from_torch(value)
     if not (hasattr(value, "__array__") and hasattr(value, "dtype")):
-        raise TypeError(
-            f"`{label or 'value'}` must be an array, or a nest of arrays. Received {type(value).__name__}."
-        )
+        raise TypeError(f"`{label or 'value'}` must be an array, or a nest of arrays. Received {type(value).__name__}.")
     array = np.asarray(value)
     dtype = array.dtype
     portable = dtype.kind in "biufc" and dtype.char not in "gG"

@@ -11,9 +11,7 @@ def header(kind: str) -> dict[str, Any]:
     return {"format": f"keras_diffusion_opd/{kind}", "version": VERSION}
 
 
-def open_record(
-    value: Any, kind: str, required: Collection[str], optional: Collection[str] = ()
-) -> dict[str, Any]:
+def open_record(value: Any, kind: str, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Any]:
     """The keys of a stored record of `kind` without its header, or an error that names what is wrong."""
     if not isinstance(value, Mapping):
         raise ValueError(f"a {kind} must be a JSON object. Received {type(value).__name__}.")
@@ -28,16 +26,12 @@ def open_record(
     return take_keys({k: v for k, v in value.items() if k not in header(kind)}, kind, required, optional)
 
 
-def take_keys(
-    value: Any, what: str, required: Collection[str], optional: Collection[str] = ()
-) -> dict[str, Any]:
+def take_keys(value: Any, what: str, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Any]:
     """`value`, if it is a mapping with all `required` keys and no others but `optional` ones."""
     if not isinstance(value, Mapping):
         raise ValueError(f"a {what} must be a JSON object. Received {type(value).__name__}.")
     missing = sorted(set(required) - set(value))
     unknown = sorted(set(value) - set(required) - set(optional))
     if missing or unknown:
-        raise ValueError(
-            f"a {what} must have the keys {sorted(required)}. Missing: {missing}; unknown: {unknown}."
-        )
+        raise ValueError(f"a {what} must have the keys {sorted(required)}. Missing: {missing}; unknown: {unknown}.")
     return dict(value)

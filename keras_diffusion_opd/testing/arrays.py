@@ -72,6 +72,5 @@ def require_close(received: Any, expected: Any, what: str, tolerance: float) -> 
             at = np.unravel_index(np.argmax(np.nan_to_num(difference, nan=np.inf)), got.shape)
             place = f" at {tuple(map(int, at))}" if at else ""
             raise AssertionError(
-                f"{what}: expected {want[at]:.8g}{place}, received {got[at]:.8g}; "
-                f"they may differ by {allowed:.2g}."
+                f"{what}: expected {want[at]:.8g}{place}, received {got[at]:.8g}; they may differ by {allowed:.2g}."
             )

@@ -60,9 +60,7 @@ def known_policies(policies: Sequence[str]) -> tuple[str, ...]:
     return tuple(policies)
 
 
-def run_checks(
-    subject: str, checks: Mapping[str, Callable[[], None]], skip: Mapping[str, str] | None
-) -> Report:
+def run_checks(subject: str, checks: Mapping[str, Callable[[], None]], skip: Mapping[str, str] | None) -> Report:
     """Run `checks` in order but for those in `skip`, which maps a check to the reason for leaving it out."""
     skip = dict(skip or {})
     for name, reason in skip.items():

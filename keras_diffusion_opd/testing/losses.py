@@ -156,9 +156,7 @@ class _Loss:
         require_finite(gradient, "the gradient for the predictions")
         direction = self.random.uniform(-1.0, 1.0, self.y_pred.shape)
         step = 1e-2 * direction
-        above, below = (
-            self.call(None, self.y_true, (self.y_pred + sign * step).astype("float32")) for sign in (1, -1)
-        )
+        above, below = (self.call(None, self.y_true, (self.y_pred + sign * step).astype("float32")) for sign in (1, -1))
         # Central differences are wrong by the third derivative times 1e-4 / 6, and by rounding, 1e-7 / 1e-2.
         slope = np.sum(above.astype("float64") - below) / 2e-2
         expected = float(np.sum(gradient * direction))

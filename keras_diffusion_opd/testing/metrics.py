@@ -138,9 +138,7 @@ class _Metric:
 
     def sample_weight(self) -> None:
         weights = np.ones(self.count, "float32")
-        require_close(
-            self.result((slice(None), weights)), self.everything(), "weight 1 for all", FLOAT32_TOLERANCE
-        )
+        require_close(self.result((slice(None), weights)), self.everything(), "weight 1 for all", FLOAT32_TOLERANCE)
         without = np.arange(1, self.count)
         weights[0] = 0.0
         weighted = self.result((slice(None), weights))

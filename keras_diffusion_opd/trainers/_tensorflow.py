@@ -62,7 +62,8 @@ class BackendWindow:
 
     def _single(self, data: Any) -> Any:
         """A window of one micro-batch in one graph."""
-        return self._apply(*self._micro(*self._start(), data, 0))
+        sums, weight, table = self._start()
+        return self._apply(*self._micro(sums, weight, table, data, 0))
 
     def _evaluate_batch(self, data: Any) -> Any:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)

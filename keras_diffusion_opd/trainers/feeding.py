@@ -82,7 +82,7 @@ def _relaxed(dataset: keras.utils.PyDataset) -> Any:
     return relaxed_dataset(dataset)
 
 
-class _Unpacked(keras.utils.PyDataset):  # type: ignore[misc]
+class _Unpacked(keras.utils.PyDataset):
     """Another PyDataset, its items as `(x, y, sample_weight)`."""
 
     def __init__(self, inner: keras.utils.PyDataset) -> None:
@@ -95,7 +95,7 @@ class _Unpacked(keras.utils.PyDataset):  # type: ignore[misc]
 
     @property
     def num_batches(self) -> int | None:
-        return self.inner.num_batches  # type: ignore[no-any-return]
+        return self.inner.num_batches
 
     def __getitem__(self, index: int) -> Any:
         return as_fit(self.inner[index])
@@ -107,7 +107,7 @@ class _Unpacked(keras.utils.PyDataset):  # type: ignore[misc]
         self.inner.on_epoch_end()
 
 
-class _Passes(keras.utils.PyDataset):  # type: ignore[misc]
+class _Passes(keras.utils.PyDataset):
     """A sized iterable that is walked once per epoch, front to back (a torch DataLoader, say)."""
 
     def __init__(self, source: Any) -> None:
@@ -125,7 +125,7 @@ class _Passes(keras.utils.PyDataset):  # type: ignore[misc]
         return as_fit(next(self._walk))
 
 
-class DatasetClock(keras.callbacks.Callback):  # type: ignore[misc]
+class DatasetClock(keras.callbacks.Callback):
     """Tells a `PreparedDataset` which epoch it is and how many updates the student has made."""
 
     def __init__(self, dataset: PreparedDataset) -> None:

@@ -25,14 +25,14 @@ from keras_diffusion_opd.validation import positive_int
 if backend.BACKEND == "jax":
     from keras_diffusion_opd.trainers._jax import BackendWindow
 elif backend.BACKEND == "tensorflow":
-    from keras_diffusion_opd.trainers._tensorflow import BackendWindow
+    from keras_diffusion_opd.trainers._tensorflow import BackendWindow  # type: ignore[assignment]
 else:
-    from keras_diffusion_opd.trainers._torch import BackendWindow
+    from keras_diffusion_opd.trainers._torch import BackendWindow  # type: ignore[assignment]
 
 ON_EMPTY = ("skip", "zero_grad")
 
 
-class WindowTrainer(BackendWindow, keras.Model):  # type: ignore[misc]
+class WindowTrainer(BackendWindow, keras.Model):
     """A `keras.Model` whose `fit` makes exact accumulation windows. Base of the trainers of this library.
 
     A subclass sets `loss` (callable: logits, `PreparedBatch` -> `LossOutput`) and implements `call`.

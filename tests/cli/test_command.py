@@ -4,26 +4,12 @@ import os
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import pytest
 
 from keras_diffusion_opd.cli import command
 from keras_diffusion_opd.version import __version__
-
-ROOT = Path(__file__).parents[2]
-
-
-def kdo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command from the source tree, wherever the tests run."""
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, "-m", "keras_diffusion_opd", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "PYTHONPATH": path, **environment},
-    )
+from tests.cli.process import ROOT, kdo
 
 
 def test_version() -> None:
@@ -128,9 +114,7 @@ def test_fault_inside_a_demo_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> N
         command.main(["demo", "fake"])
 
 
-def test_interrupted_demo_has_status_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupted_demo_has_status_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def main(_: list[str]) -> None:
         raise KeyboardInterrupt
 

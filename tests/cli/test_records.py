@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_command import kdo
 
 from keras_diffusion_opd.cli import main
 from keras_diffusion_opd.provenance import Lineage, Recipe, RunRecord
+from tests.cli.process import kdo
 
 WEIGHTS = [np.ones((2, 2), "float32")]
 LINEAGE = Lineage().append("teacher", WEIGHTS, Recipe("pretraining", versions={}))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from batches import fields
+from tests.batches import fields
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch, Stamp, TeacherTargets
 from keras_diffusion_opd.data.targets import no_distribution

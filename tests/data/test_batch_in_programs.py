@@ -7,8 +7,8 @@ import sys
 import keras
 import numpy as np
 import pytest
-from batches import fields
-from oracles import BACKEND, compiled, numpy, tensor
+from tests.batches import fields
+from tests.oracles import BACKEND, compiled, numpy, tensor
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch, Stamp
 
@@ -156,7 +156,7 @@ def test_scorer_gives_float32_logits_inside_a_compiled_function():
 SHARDED = """
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from batches import fields
+from tests.batches import fields
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch
 
 mesh = Mesh(np.array(jax.devices()), ("data",))

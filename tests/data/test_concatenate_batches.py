@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 import pytest
-from batches import fields
-from oracles import BACKEND, tensor
+from tests.batches import fields
+from tests.oracles import BACKEND, tensor
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch, Stamp, concatenate_batches
 

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from batches import fields
+from tests.batches import fields
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch, Stamp
 

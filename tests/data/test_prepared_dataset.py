@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from oracles import numpy, tensor
+from tests.oracles import numpy, tensor
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch, PreparedDataset, StaleBatchError, Stamp
 

@@ -5,8 +5,8 @@ import re
 import keras
 import numpy as np
 import pytest
-from batches import fields
-from oracles import tensor
+from tests.batches import fields
+from tests.oracles import tensor
 
 from keras_diffusion_opd.data import PreparedBatch
 

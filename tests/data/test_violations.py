@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from oracles import compiled, numpy, tensor
+from tests.oracles import compiled, numpy, tensor
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch, violations
 from keras_diffusion_opd.data.violations import MESSAGES

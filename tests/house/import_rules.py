@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("schedules",),
     ("provenance",),
     ("testing",),
+    ("validation",),
     ("backend",),
     ("version",),
 )

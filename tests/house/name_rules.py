@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from import_rules import PACKAGE
+
+from tests.house.import_rules import PACKAGE
 
 SAVEABLE = (
     keras.Layer,
@@ -93,9 +94,11 @@ def faults(name: str, value: Any) -> list[str]:
     found += [f"{name} does not document `{a}`" for a in arguments if not mentions(doc, a)]
     if _returns_something(value) and not re.search(r"^\s*(Returns|Yields):", doc, re.MULTILINE):
         found.append(f"{name} returns something, but its docstring has no `Returns:`")
-    if not getattr(value, "_is_protocol", False) and not examples_of(doc):
+    is_error = inspect.isclass(value) and issubclass(value, BaseException)
+    is_base = inspect.isabstract(value) or getattr(value, "_is_protocol", False)
+    if not (is_error or is_base or examples_of(doc)):
         found.append(f"{name} has no example: a ```python block or a >>> session")
-    if inspect.isclass(value) and issubclass(value, SAVEABLE):
+    if inspect.isclass(value) and issubclass(value, SAVEABLE) and not is_base:
         registered = keras.saving.get_registered_name(value)
         if not registered.startswith(f"{PACKAGE}>"):
             found.append(f'{name} is not registered: @keras.saving.register_keras_serializable("{PACKAGE}")')

@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from import_rules import (
+
+from tests.house.import_rules import (
     BACKEND_FILES,
     KERAS_SRC_ALLOWED,
     PACKAGE,

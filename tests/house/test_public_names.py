@@ -1,5 +1,6 @@
 """Every public name is where the design says, is documented, and its examples run."""
 
+import abc
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from import_rules import PACKAGE, ROOT
-from name_rules import arguments_of, examples_of, faults, mentions, run_example
 
 import keras_diffusion_opd as kdo
+from tests.house.import_rules import PACKAGE, ROOT
+from tests.house.name_rules import arguments_of, examples_of, faults, mentions, run_example
 
 # Folders without public names, each with the reason.
 INTERNAL = {
@@ -128,6 +129,25 @@ def test_rules_find_an_unregistered_class() -> None:
     assert len(found) == 1 and "not registered" in found[0]
 
 
+def test_errors_and_abstract_classes_need_no_example() -> None:
+    class OwnError(ValueError):
+        """What went wrong, in so many words."""
+
+    class Base(abc.ABC):
+        """What every kind of thing can do."""
+
+        @abc.abstractmethod
+        def do(self) -> None: ...
+
+    class Thing(Base):
+        """One kind of thing, which does it."""
+
+        def do(self) -> None: ...
+
+    assert faults("OwnError", OwnError) == faults("Base", Base) == []
+    assert len(faults("Thing", Thing)) == 1
+
+
 def test_inherited_arguments_of_keras_need_no_words() -> None:
     assert arguments_of(_Unregistered) == []
 
@@ -147,9 +167,7 @@ def test_an_argument_may_be_mentioned_in_these_ways(doc: str) -> None:
     assert mentions(doc, "axis")
 
 
-@pytest.mark.parametrize(
-    "doc", ["along an axis", "axis", "the axis of values: x", "`axis_names`", "yaxis: y"]
-)
+@pytest.mark.parametrize("doc", ["along an axis", "axis", "the axis of values: x", "`axis_names`", "yaxis: y"])
 def test_a_passing_word_is_no_documentation(doc: str) -> None:
     assert not mentions(doc, "axis")
 

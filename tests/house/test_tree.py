@@ -1,11 +1,11 @@
 """The tree: small files, one folder of tests for every folder of the package, every test collected."""
 
 import ast
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from import_rules import PACKAGE, ROOT
+
+from tests.house.import_rules import PACKAGE, ROOT
 
 MOST_LINES = 400
 CODE = [p for top in (PACKAGE, "tests", "benchmarks", "examples") for p in sorted((ROOT / top).rglob("*.py"))]
@@ -40,12 +40,6 @@ def test_folder_of_tests_is_collected(folder: Path) -> None:
     assert all(collected_in(path) for path in files), [path.name for path in files if not collected_in(path)]
     uncollected = [p.name for p in folder.glob("*.py") if not p.name.startswith("test_") and collected_in(p)]
     assert not uncollected, f"pytest does not read {uncollected}: call them test_*.py"
-
-
-def test_no_two_test_files_share_a_name() -> None:
-    """Without packages under tests/, pytest would import one of the two in place of the other."""
-    counts = Counter(path.name for path in TESTS.rglob("*.py") if path.name != "conftest.py")
-    assert [name for name, count in counts.items() if count > 1] == []
 
 
 def test_every_folder_of_the_package_has_tests() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from keras import ops
-from oracles import (
+from tests.oracles import (
     BACKEND,
     DIVERGENCES,
     compiled,

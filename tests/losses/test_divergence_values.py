@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from keras import ops
-from oracles import (
+from tests.oracles import (
     DIVERGENCES,
     WITH_BETA,
     divergence_of,

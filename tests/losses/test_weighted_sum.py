@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import compiled, compiled_value_and_grad, float64_scope, numpy, tensor, value_and_grad
+from tests.oracles import compiled, compiled_value_and_grad, float64_scope, numpy, tensor, value_and_grad
 
 from keras_diffusion_opd.losses import LossOutput, WeightedSum
 

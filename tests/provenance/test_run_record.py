@@ -101,8 +101,7 @@ def test_longer_file_is_named(folder: Path) -> None:
 def test_lineage_is_held_against_the_digests_of_the_run(folder: Path) -> None:
     other = record(digests={"teacher": "0" * 64})
     assert other.verify(folder) == [
-        f"lineage: `teacher`: its weights have the digest 000000000000, "
-        f"the lineage says {digest(WEIGHTS)[:12]}."
+        f"lineage: `teacher`: its weights have the digest 000000000000, the lineage says {digest(WEIGHTS)[:12]}."
     ]
 
 
