@@ -5,7 +5,6 @@ import time
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_diffusion_opd.backend import BACKEND
 from keras_diffusion_opd.data.stamp import Stamp
@@ -77,7 +76,8 @@ def run(settings: Settings) -> dict[str, Any]:
         "curves": {name: [list(point) for point in curve] for name, curve in results.curves.items()},
     }
     record = dataclasses.replace(record, metadata=notes)
-    write_report(settings, record, results)
+    student.set_weights(trained[DISTILLED].weights)
+    write_report(settings, record, results, {"teacher": teacher_model, "distilled": student})
     return {"rows": results.rows, "reading": notes["reading"], "record": record}
 
 

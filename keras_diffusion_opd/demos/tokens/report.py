@@ -3,8 +3,11 @@
 import dataclasses
 import io
 import math
+import tempfile
+from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_diffusion_opd.demos.tokens.digits import CLASSES, SIDE, Scans, one_of_each
@@ -75,7 +78,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     cells = _cells(rows)
     widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
     lines = [
-        "  ".join(text.ljust(width) if i == 0 else text.rjust(width) for i, (text, width) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            text.ljust(width) if i == 0 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        )
         for line in cells
     ]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
@@ -115,8 +121,10 @@ def reading(results: Results) -> str:
     return " ".join(words)
 
 
-def write_report(settings: Settings, record: RunRecord, results: Results) -> None:
-    """Write report.png and report.md, then run.json with their digests; each in full or not at all."""
+def write_report(settings: Settings, record: RunRecord, results: Results, models: dict[str, keras.Model]) -> None:
+    """Write models, report.png and report.md, then run.json with their digests; each in full or not at all."""
+    for name, model in models.items():
+        write_bytes(settings.out / f"{name}.keras", _archive(model))
     write_bytes(settings.out / "report.png", _picture(settings, results))
     warning = "\n*A quick run: the numbers mean nothing.*\n" if settings.quick else ""
     minutes = record.metadata["seconds"] / 60
@@ -134,7 +142,14 @@ Seed {record.seed}, backend {record.metadata["backend"]}, {minutes:.1f} minutes 
 the digests of data and models are in [run.json](run.json); `kdo verify` checks it.
 """
     write_bytes(settings.out / "report.md", text.encode())
-    record.save(settings.out / "run.json", files=["report.png", "report.md"])
+    record.save(settings.out / "run.json", files=[*(f"{name}.keras" for name in models), "report.png", "report.md"])
+
+
+def _archive(model: keras.Model) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.keras")
+        model.save(path)
+        return path.read_bytes()
 
 
 def _grid(scans: Scans, rows: int) -> np.ndarray:
