@@ -7,7 +7,6 @@ divided once, and applied once. What differs between backends (how to differenti
 batches) is in `_jax.py`, `_tensorflow.py` and `_torch.py`.
 """
 
-import math
 from typing import Any
 
 import keras
@@ -224,7 +223,8 @@ class WindowTrainer(BackendWindow, keras.Model):
             output = self.loss(logits, batch)
         if not isinstance(output, LossOutput):
             raise TypeError(
-                f"The loss must return a LossOutput(primary, metrics). Received {type(output).__name__} from {self.loss!r}."
+                f"The loss must return a LossOutput(primary, metrics). Received {type(output).__name__} from "
+                f"{self.loss!r}."
             )
         weight = output.primary.weight
         total = output.primary.total
