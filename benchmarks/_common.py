@@ -18,9 +18,7 @@ RESULTS = Path(__file__).parent / "results"
 
 def machine() -> dict[str, Any]:
     """Processor, cores, memory, load and system of this machine, in words and numbers."""
-    facts = dict(
-        line.split(":", 1) for line in _read("/proc/cpuinfo").splitlines() if line.startswith("model name")
-    )
+    facts = dict(line.split(":", 1) for line in _read("/proc/cpuinfo").splitlines() if line.startswith("model name"))
     total = next((line for line in _read("/proc/meminfo").splitlines() if line.startswith("MemTotal")), "")
     return {
         "processor": next(iter(facts.values()), platform.processor()).strip(),
@@ -102,9 +100,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A Markdown table, its columns aligned."""
     cells = [[str(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]
-    lines = [
-        "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in cells
-    ]
+    lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])
 
 

@@ -65,9 +65,7 @@ class HandWritten:
         for batch in window:
             carry = self.micro(carry, self.state.trainable, batch)
         gradients, total, weight, non_trainable = carry
-        self.loss, self.state = self.apply(
-            self.state._replace(non_trainable=non_trainable), gradients, total, weight
-        )
+        self.loss, self.state = self.apply(self.state._replace(non_trainable=non_trainable), gradients, total, weight)
 
     def wait(self) -> None:
         """Until the device has finished."""

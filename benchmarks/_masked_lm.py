@@ -53,8 +53,6 @@ def batches(size: str, count: int) -> list[PreparedBatch]:
         weights = (masked * rng.uniform(0.5, 4.0, (ROWS, 1))).astype("float32")
         teacher = DenseTargets(3 * rng.standard_normal((ROWS, LENGTH, vocabulary), "float32"))
         made.append(
-            PreparedBatch.create(
-                model_inputs=inputs, target_ids=targets, loss_weights=weights, teacher=teacher
-            )
+            PreparedBatch.create(model_inputs=inputs, target_ids=targets, loss_weights=weights, teacher=teacher)
         )
     return made

@@ -172,9 +172,7 @@ def ours() -> Any:
 
     def fit(batches: list[Any], seed: int) -> None:
         prepared = [
-            PreparedBatch.create(
-                model_inputs=ids, target_ids=ids, loss_weights=w, teacher=DenseTargets(teacher)
-            )
+            PreparedBatch.create(model_inputs=ids, target_ids=ids, loss_weights=w, teacher=DenseTargets(teacher))
             for ids, teacher, w in batches
         ]
         trainer.fit(PreparedDataset(prepared), verbose=0)
@@ -251,9 +249,7 @@ def measure() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     installed = [name for name in BACKENDS if importlib.util.find_spec(name)]
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=installed)
     parser.add_argument("--output", type=Path, default=RESULTS / "exactness.json")
@@ -286,10 +282,7 @@ def _check(results: dict[str, list[dict[str, Any]]]) -> None:
     """Raise unless our steps are the true ones, as far as float32 goes."""
     for backend, rows in results.items():
         for row in (r for r in rows if r["method"] == "PreparedTrainer"):
-            exact = (
-                row["finite"]
-                and max(row[n]["upper_quartile"] for n in ("direction_error", "size_error")) < 1e-6
-            )
+            exact = row["finite"] and max(row[n]["upper_quartile"] for n in ("direction_error", "size_error")) < 1e-6
             if not exact:
                 raise AssertionError(f"{backend}: PreparedTrainer is not exact in {row['scenario']!r}: {row}")
 

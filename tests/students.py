@@ -132,7 +132,9 @@ def reference_gradients(student: Any, loss: Any, batches: list[kdo.data.Prepared
     return float(value), gradients
 
 
-def train_reference(student: Any, loss: Any, optimizer: Any, windows: list[list[kdo.data.PreparedBatch]]) -> list[float]:
+def train_reference(
+    student: Any, loss: Any, optimizer: Any, windows: list[list[kdo.data.PreparedBatch]]
+) -> list[float]:
     """One update of `optimizer` per window, from the gradient of the window as a whole."""
     optimizer.build(student.trainable_variables)
     losses = []

@@ -81,7 +81,7 @@ class RolloutRefresh(keras.callbacks.Callback):
             if batch.stamp is None or batch.stamp.policy_version != version:
                 stamped = "no stamp" if batch.stamp is None else f"policy version {batch.stamp.policy_version}"
                 raise ValueError(
-                    f"`rollout` must stamp every batch with the student's present version, {version}. Received {stamped} "
-                    f"in batch {index}. Pass stamp=Stamp(policy_version=policy_version) to PreparedBatch.create."
+                    f"`rollout` must stamp every batch with the student's present version, {version}. Received "
+                    f"{stamped} in batch {index}. Pass stamp=Stamp(policy_version=policy_version) to PreparedBatch.create."
                 )
         self.dataset.replace(batches)

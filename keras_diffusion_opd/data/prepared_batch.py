@@ -258,9 +258,26 @@ def concatenate_batches(batches: list[PreparedBatch]) -> PreparedBatch:
 
     The stamp is that of the oldest policy; none where a batch has none, for then the age is not known.
 
+    Args:
+        batches: list of `PreparedBatch`, all of one structure, row shape and dtype.
+
+    Returns:
+        `PreparedBatch` of all rows, in order.
+
     Raises:
         TypeError: something is not a PreparedBatch.
         ValueError: no batch; structures, teachers' kinds, shapes of a row or dtypes that differ.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_diffusion_opd.data import PreparedBatch, concatenate_batches
+
+    ids = np.zeros((2, 3), "int32")
+    batch = PreparedBatch.create(model_inputs=ids, target_ids=ids, loss_weights=np.ones((2, 3), bool))
+    assert concatenate_batches([batch, batch]).rows == 4
+    ```
     """
     if not batches:
         raise ValueError("Nothing to concatenate: `batches` is empty.")

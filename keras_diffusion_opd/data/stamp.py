@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from keras_diffusion_opd.validation import json_value
+from keras_diffusion_opd.provenance import plain_json
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Stamp:
                 raise TypeError(f"`{name}` must be a string of hex digits. Received {getattr(self, name)!r}.")
         if not isinstance(self.sampler, dict):
             raise TypeError(f"`sampler` must be a dict of JSON values. Received {type(self.sampler).__name__}.")
-        json_value("sampler", self.sampler)
+        object.__setattr__(self, "sampler", plain_json(self.sampler, name="sampler"))
 
     def __hash__(self) -> int:
         return hash((self.policy_version, self.policy_digest, self.teacher_digest, self.seed))

@@ -1,1 +1,1 @@
-"""."""
+"""Demonstrations on real data: `kdo demo NAME`."""

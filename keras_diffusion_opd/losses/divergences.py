@@ -223,7 +223,8 @@ def token_cross_entropy(student_logits: Any, target_ids: Any) -> Any:
         target_ids: int (...), in [0, V). Position i of the logits scores target i: nothing is shifted.
 
     Returns:
-        float32 or float64 (...), at least 0; +inf where the target's logit is -inf.
+        float32 or float64 (...), at least 0; +inf where the target's logit is -inf or the id is not in the
+        vocabulary.
 
     Raises:
         ValueError: the shape of `target_ids` is not that of the logits without the last axis.
@@ -245,9 +246,12 @@ def token_cross_entropy(student_logits: Any, target_ids: Any) -> Any:
             "`target_ids` must have the shape of `student_logits` without its last axis. Received "
             f"{tuple(target_ids.shape)} for logits {tuple(student_logits.shape)}."
         )
-    chosen = gather_ids(log_probabilities(student_logits), target_ids)
-    infinite = ops.full_like(chosen, float("inf"))
-    return ops.where(chosen <= EXCLUDED, infinite, -chosen)
+    # Backends disagree on an id outside of the vocabulary (an error, NaN, another id): here it has no mass.
+    known = ops.logical_and(target_ids >= 0, target_ids < student_logits.shape[-1])
+    ids = ops.where(known, target_ids, ops.zeros_like(target_ids))
+    chosen = gather_ids(log_probabilities(student_logits), ids)
+    possible = ops.logical_and(known, chosen > EXCLUDED)
+    return ops.where(possible, -chosen, ops.full_like(chosen, float("inf")))
 
 
 def positive_temperature(temperature: Any) -> float:

@@ -1,5 +1,6 @@
 """What to watch while distilling: how far the student is from the teacher, and how sure both are."""
 
+import abc
 from typing import Any
 
 import keras
@@ -11,18 +12,23 @@ from keras_diffusion_opd.losses.token_weights import token_weights
 from keras_diffusion_opd.metrics.weighted_ratio import WeightedRatio
 
 
-class TokenMetric(WeightedRatio):
+class TokenMetric(WeightedRatio, abc.ABC):
     """A value per token from the teacher's and the student's logits, averaged with the token weights.
 
     As a Keras metric: `update_state(y_true=teacher_logits, y_pred=student_logits, sample_weight)`.
-    In `PreparedTrainer.compile(metrics=[...])` it receives the batch's teacher by itself.
+    In `PreparedTrainer.compile(metrics=[...])` it receives the batch's teacher by itself. A subclass
+    implements `values`, and sets `needs_teacher = False` where it looks at the student alone.
+
+    Args:
+        name: of the metric.
+        dtype: dtype policy; the sums are float32.
     """
 
     needs_teacher = True
 
+    @abc.abstractmethod
     def values(self, teacher_logits: Any, student_logits: Any) -> Any:
         """float (..., V) and (..., V) -> float (...)."""
-        raise TypeError(f"{type(self).__name__} is abstract: a token metric implements `values`.")
 
     # Keras metrics differ in what they are updated with.
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # type: ignore[override]

@@ -84,9 +84,7 @@ def token_scorer(model: Any, *, bidirectional: bool = False) -> keras.Model:
 def _by_its_head(task: Any) -> keras.Model:
     inputs = {name: tensor for name, tensor in task.input.items() if name != "mask_positions"}
     if "token_ids" not in inputs:
-        raise ValueError(
-            f"`model` must take `token_ids` beside `mask_positions`. Received inputs {sorted(inputs)}."
-        )
+        raise ValueError(f"`model` must take `token_ids` beside `mask_positions`. Received inputs {sorted(inputs)}.")
     _check_logits(task)
     positions = EveryPosition(name="every_position")(inputs["token_ids"])
     return keras.Model(inputs, task({**inputs, "mask_positions": positions}), name="token_scorer")
@@ -102,9 +100,7 @@ def _by_its_embedding(backbone: Any, bidirectional: bool) -> keras.Model:
             f"`model` must take text only. Received {type(backbone).__name__} with inputs {sorted(inputs)}. "
             "Load it without its image and audio encoders (vision_encoder=None, audio_encoder=None)."
         )
-    scored = TiedTokenScorer(
-        backbone, bidirectional=bidirectional and is_switchable(backbone), name="tied_scorer"
-    )
+    scored = TiedTokenScorer(backbone, bidirectional=bidirectional and is_switchable(backbone), name="tied_scorer")
     return keras.Model(inputs, scored(inputs), name="token_scorer")
 
 
@@ -142,9 +138,7 @@ def _check_sees_both_sides(backbone: Any, bidirectional: bool) -> None:
         raise ValueError(causal + "Pass token_scorer(model, bidirectional=True) to make its attention full.")
     if hasattr(models, f"{family}CausalLM"):
         raise ValueError(causal + f"There is no known way to make its attention full. Give {_WANTED}.")
-    raise ValueError(
-        f"`model` must give logits at every token. Received {name}, which does not. Give {_WANTED}."
-    )
+    raise ValueError(f"`model` must give logits at every token. Received {name}, which does not. Give {_WANTED}.")
 
 
 def _hub_backbone(model: Any) -> Any:
@@ -199,6 +193,4 @@ def _not_a_model(received: Any) -> str:
         mend = "Load it first: token_scorer(keras_hub.models.MaskedLM.from_preset(...))."
     elif isinstance(received, type):
         mend = "Give an instance, not the class."
-    return (
-        f"`model` must be a keras.Model. Received {received!r:.80} of type {type(received).__name__}. {mend}"
-    )
+    return f"`model` must be a keras.Model. Received {received!r:.80} of type {type(received).__name__}. {mend}"

@@ -21,6 +21,7 @@ class BackendWindow:
     gradient_scale: Any
     mean_gradients: Any
     sum_dtype: Any
+    weight_dtype: str
     optimizer: Any
     metrics: Any
     metrics_variables: Any
@@ -68,7 +69,7 @@ class BackendWindow:
         gradients, (added, scale, found, ntv, mv) = jax.grad(objective, has_aux=True)(tv)
         wide = [g.astype(self.sum_dtype(v)) / scale for g, v in zip(gradients, self.trainable_variables, strict=True)]
         sums = wide if sums is None else [a + b for a, b in zip(sums, wide, strict=True)]
-        return sums, weight + added, add_violations(table, found, index), ntv, mv
+        return sums, weight + added.astype(weight.dtype), add_violations(table, found, index), ntv, mv
 
     def _apply(self, state: Any, sums: list[Any], weight: Any, table: Any) -> Any:
         """The update of the window: divided once, applied once, or not at all."""
@@ -84,7 +85,7 @@ class BackendWindow:
     def _single(self, state: Any, data: Any) -> Any:
         """A window of one micro-batch: no sums are kept beside the gradients."""
         tv, ntv, ov, mv = state
-        carry = (None, jnp.zeros((), "float32"), no_violations(), ntv, mv)
+        carry = (None, jnp.zeros((), self.weight_dtype), no_violations(), ntv, mv)
         sums, weight, table, ntv, mv = self._micro(carry, (tv, ov), data, 0)
         return self._apply((tv, ntv, ov, mv), sums, weight, table)
 
@@ -131,7 +132,7 @@ class BackendWindow:
         def several(keeper: _Keeper, iterator: Iterator[Any]) -> Any:
             tv, ntv, ov, mv = keeper.state
             data = next(iterator)
-            carry = (zeros(tv), jnp.zeros((), "float32"), no_violations(), ntv, mv)
+            carry = (zeros(tv), jnp.zeros((), self.weight_dtype), no_violations(), ntv, mv)
             for index in range(k):
                 if index:
                     try:

@@ -17,6 +17,7 @@ class BackendWindow:
     gradient_scale: Any
     mean_gradients: Any
     sum_dtype: Any
+    weight_dtype: str
     optimizer: Any
     losses: Any
     trainable_variables: Any
@@ -42,7 +43,7 @@ class BackendWindow:
             a if g is None else a + tf.cast(tf.convert_to_tensor(g), a.dtype) / scale
             for a, g in zip(sums, gradients, strict=True)
         ]
-        return sums, weight + primary.weight, add_violations(table, found, index)
+        return sums, weight + tf.cast(primary.weight, weight.dtype), add_violations(table, found, index)
 
     def _apply(self, sums: list[Any], weight: Any, table: Any) -> Any:
         """The update of the window: divided once, applied once, or not at all."""
@@ -58,7 +59,7 @@ class BackendWindow:
 
     def _start(self) -> Any:
         sums = [tf.zeros(v.shape, self.sum_dtype(v)) for v in self.trainable_variables]
-        return sums, tf.zeros((), "float32"), no_violations()
+        return sums, tf.zeros((), self.weight_dtype), no_violations()
 
     def _single(self, data: Any) -> Any:
         """A window of one micro-batch in one graph."""
@@ -173,16 +174,25 @@ def relaxed_dataset(dataset: keras.utils.PyDataset) -> tf.data.Dataset:
     Keras would derive the signature from the first two batches, and refuse a third of another length;
     and it would prefetch, which makes rollouts stale that are generated when they are drawn.
     """
-    if len(dataset) == 0:
+    count = dataset.num_batches
+    if not count:
         raise ValueError("The dataset is empty: there is nothing to train on.")
     signature = keras.tree.map_structure(
-        lambda a: tf.TensorSpec([None] * len(a.shape), keras.backend.standardize_dtype(a.dtype)), dataset[0]
+        lambda a: tf.TensorSpec([None] * len(a.shape), keras.backend.standardize_dtype(a.dtype)),
+        _tuples(dataset[0]),
     )
 
     def walk() -> Iterator[Any]:
-        for index in range(len(dataset)):
-            yield dataset[index]
+        for index in range(count):
+            yield _tuples(dataset[index])
         dataset.on_epoch_end()
 
     walked = tf.data.Dataset.from_generator(walk, output_signature=signature)
-    return walked.apply(tf.data.experimental.assert_cardinality(len(dataset)))
+    return walked.apply(tf.data.experimental.assert_cardinality(count))
+
+
+def _tuples(tree: Any) -> Any:
+    """The same nest with tuples for lists: `tf.data` takes a list for a tensor."""
+    if isinstance(tree, dict):
+        return {key: _tuples(child) for key, child in tree.items()}
+    return tuple(_tuples(child) for child in tree) if isinstance(tree, list | tuple) else tree

@@ -31,9 +31,7 @@ def add_violations(table: Any, found: dict[str, Any], micro_batch: Any) -> Any:
     micro = ops.zeros_like(count) + ops.cast(micro_batch, "int32")
     where = ops.stack([micro, first // length, first % length], axis=1)
     earlier = table[:, :1] > 0
-    return ops.concatenate(
-        [table[:, :1] + ops.expand_dims(count, 1), ops.where(earlier, table[:, 1:], where)], axis=1
-    )
+    return ops.concatenate([table[:, :1] + ops.expand_dims(count, 1), ops.where(earlier, table[:, 1:], where)], axis=1)
 
 
 def sound(table: Any) -> Any:

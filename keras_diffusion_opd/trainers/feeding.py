@@ -19,7 +19,9 @@ class Feed(NamedTuple):
     ordered: bool = False  # it decides on its own order
 
 
-def feed(x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int | None = None, shuffle: Any = False) -> Feed:
+def feed(
+    x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int | None = None, shuffle: Any = False
+) -> Feed:
     """Recognise the data; ValueError with what is taken for anything else.
 
     Rows that are given whole (a `PreparedBatch`, or arrays) are cut into batches of `batch_size`, 32 by
@@ -133,11 +135,14 @@ class DatasetClock(keras.callbacks.Callback):
         self.dataset = dataset
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Tell the version."""
         self.dataset.policy_version = self.model.policy_version
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Tell the epoch and the version."""
         self.dataset.set_epoch(epoch)
         self.dataset.policy_version = self.model.policy_version
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Tell the version."""
         self.dataset.policy_version = self.model.policy_version

@@ -76,7 +76,9 @@ class PreparedTrainer(WindowTrainer):
                 f"{loss!r}."
             )
         if logits_fn is not None and not callable(logits_fn):
-            raise TypeError(f"`logits_fn` must be None or a callable (student, model_inputs) -> logits. Received {logits_fn!r}.")
+            raise TypeError(
+                f"`logits_fn` must be None or a callable (student, model_inputs) -> logits. Received {logits_fn!r}."
+            )
         super().__init__(name=name, dtype=dtype)
         self.student = student
         self.loss = loss

@@ -7,7 +7,6 @@ divided once, and applied once. What differs between backends (how to differenti
 batches) is in `_jax.py`, `_tensorflow.py` and `_torch.py`.
 """
 
-import math
 from typing import Any
 
 import keras
@@ -224,7 +223,8 @@ class WindowTrainer(BackendWindow, keras.Model):
             output = self.loss(logits, batch)
         if not isinstance(output, LossOutput):
             raise TypeError(
-                f"The loss must return a LossOutput(primary, metrics). Received {type(output).__name__} from {self.loss!r}."
+                f"The loss must return a LossOutput(primary, metrics). Received {type(output).__name__} from "
+                f"{self.loss!r}."
             )
         weight = output.primary.weight
         total = output.primary.total
@@ -257,6 +257,11 @@ class WindowTrainer(BackendWindow, keras.Model):
             ops.cast(ops.where(some, g / ops.cast(safe, g.dtype), ops.zeros_like(g)), v.dtype)
             for g, v in zip(sums, self.trainable_variables, strict=True)
         ]
+
+    @property
+    def weight_dtype(self) -> str:
+        """dtype of the window's weight: that of the widest gradient sum."""
+        return max((self.sum_dtype(v) for v in self.trainable_variables), default="float32")
 
     @staticmethod
     def sum_dtype(variable: Any) -> str:

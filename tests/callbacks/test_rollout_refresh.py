@@ -29,8 +29,10 @@ def test_student_is_rolled_out_at_its_present_weights_and_version_and_trained_on
     assert [version for version, _ in calls] == [4, 8]
     by_hand = make_trainer()
     for epochs, version in ((2, 0), (2, 4), (1, 8)):
-        assert not calls or version not in [v for v, _ in calls] or same_bits(
-            dict(calls)[version], weights_of(by_hand.student)
+        assert (
+            not calls
+            or version not in [v for v, _ in calls]
+            or same_bits(dict(calls)[version], weights_of(by_hand.student))
         )
         by_hand.fit(kdo.data.PreparedDataset(stamped(version, seed=version)), epochs=epochs, verbose=0)
     assert same_bits(weights_of(trainer.student), weights_of(by_hand.student))

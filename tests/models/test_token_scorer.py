@@ -223,9 +223,7 @@ def test_full_attention_refuses_to_generate_with_a_cache():
     full_attention(backbone)
     layer = backbone.transformer_layers[0]
     with pytest.raises(ValueError, match=r"causal_attention\(backbone\)"):
-        layer._compute_self_attention_mask(
-            np.zeros((1, 1, WIDTH)), self_attention_cache=np.zeros((1, 2, 4, 1, 8))
-        )
+        layer._compute_self_attention_mask(np.zeros((1, 1, WIDTH)), self_attention_cache=np.zeros((1, 2, 4, 1, 8)))
 
 
 def test_a_causal_task_is_scored_by_its_backbone():

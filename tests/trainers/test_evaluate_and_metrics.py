@@ -69,7 +69,9 @@ def test_evaluate_equals_float64_over_all_tokens_whatever_the_batches(k):
 def test_nothing_reports_the_exponential_of_a_divergence():
     trainer = watched()
     fit(trainer, make_batches([(2, 6)]))
-    assert not any("perplexity" in name for name in trainer.evaluate(make_batches([(2, 6)]), verbose=0, return_dict=True))
+    assert not any(
+        "perplexity" in name for name in trainer.evaluate(make_batches([(2, 6)]), verbose=0, return_dict=True)
+    )
 
 
 def test_validation_data_callbacks_history_and_csv_show_the_same_numbers(tmp_path):

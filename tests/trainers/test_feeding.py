@@ -129,7 +129,10 @@ def test_shuffled_order_is_a_function_of_seed_and_epoch_and_drives_training():
 
 def test_initial_epoch_continues_the_order_of_an_uninterrupted_run():
     straight, resumed = make_trainer(), make_trainer()
-    rows = lambda: kdo.data.PreparedDataset(BATCHES, shuffle=True, seed=3)
+
+    def rows():
+        return kdo.data.PreparedDataset(BATCHES, shuffle=True, seed=3)
+
     straight.fit(rows(), epochs=3, verbose=0)
     resumed.fit(rows(), epochs=1, verbose=0)
     resumed.fit(rows(), epochs=3, initial_epoch=1, verbose=0)
@@ -163,7 +166,9 @@ def test_any_nest_of_inputs_reaches_the_student(kind):
     tokens, levels = BATCHES[0].model_inputs["token_ids"], np.array([0.1, 0.9], "float32")
     shapes = {"tuple": (ids, noise), "nested": {"a": [ids], "b": {"c": noise}}, "single": ids}
     values = {"tuple": (tokens, levels), "nested": {"a": [tokens], "b": {"c": levels}}, "single": tokens}
-    student = keras.Model(shapes[kind], out if kind != "single" else keras.layers.Dense(V)(keras.layers.Embedding(V, 8)(ids)))
+    student = keras.Model(
+        shapes[kind], out if kind != "single" else keras.layers.Dense(V)(keras.layers.Embedding(V, 8)(ids))
+    )
     batch = kdo.data.PreparedBatch.create(
         model_inputs=values[kind],
         target_ids=BATCHES[0].target_ids,

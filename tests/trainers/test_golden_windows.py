@@ -43,7 +43,9 @@ def test_kernel_after_every_window_and_losses_equal_float64(case):
         running.append(float(logs["loss"]))
 
     history = trainer.fit(
-        kdo.data.PreparedDataset(batches), verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=record)]
+        kdo.data.PreparedDataset(batches),
+        verbose=0,
+        callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=record)],
     )
     expected = case["kernel_after_each_window"]
     assert len(kernels) == len(expected)

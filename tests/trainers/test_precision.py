@@ -4,7 +4,15 @@ import keras
 import numpy as np
 import pytest
 
-from tests.students import fit, largest_difference, make_batches, make_student, make_trainer, optimizer_state, weights_of
+from tests.students import (
+    fit,
+    largest_difference,
+    make_batches,
+    make_student,
+    make_trainer,
+    optimizer_state,
+    weights_of,
+)
 
 
 def moved(trainer, batches, **arguments):
@@ -29,7 +37,9 @@ def test_mixed_precision_moves_as_float32_does(policy, k):
 
 
 def test_float16_window_of_large_weights_is_not_skipped():
-    batches = [b.map(lambda a: a * 100 if a.dtype == np.float32 and a.ndim == 2 else a) for b in make_batches([(4, 32)])]
+    batches = [
+        b.map(lambda a: a * 100 if a.dtype == np.float32 and a.ndim == 2 else a) for b in make_batches([(4, 32)])
+    ]
     trainer = make_trainer(make_student(dtype="mixed_float16"), optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
     step = moved(trainer, batches)
     assert max(np.abs(s).max() for s in step) > 0

@@ -115,21 +115,22 @@ def test_exception_in_the_data_leaves_the_student_whole():
     trainer = make_trainer()
     before = weights_of(trainer.student)
 
-    def broken():
-        raise OSError("disk gone")
-
     class Broken(keras.utils.PyDataset):
+        def __init__(self, good):
+            super().__init__()
+            self.good = good
+
         def __len__(self):
             return 3
 
         def __getitem__(self, index):
-            if index >= good:
-                broken()
+            if index >= self.good:
+                raise OSError("disk gone")
             return make_batches([(2, 6)])[0]
 
     for good in (0, 1, 2):
         with pytest.raises(Exception, match="disk gone"):
-            trainer.fit(Broken(), verbose=0)
+            trainer.fit(Broken(good), verbose=0)
         assert all(w.size for w in weights_of(trainer.student))
     assert [w.shape for w in weights_of(trainer.student)] == [w.shape for w in before]
 
@@ -262,8 +263,10 @@ def test_distilling_without_a_teacher_is_refused_and_changing_the_teacher_change
 
 def test_stale_batches_are_refused_while_training():
     batches = [
-        kdo.data.PreparedBatch(*[getattr(b, n) for n in ("model_inputs", "target_ids", "loss_weights", "teacher")],
-                               stamp=kdo.data.Stamp(policy_version=0))
+        kdo.data.PreparedBatch(
+            *[getattr(b, n) for n in ("model_inputs", "target_ids", "loss_weights", "teacher")],
+            stamp=kdo.data.Stamp(policy_version=0),
+        )
         for b in make_batches([(2, 6)] * 4)
     ]
     trainer = make_trainer()

@@ -1,5 +1,7 @@
 """Saving, cloning, and the traps of the frameworks below that a trainer must step around."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -132,13 +134,15 @@ def test_callback_that_reads_weights_in_the_middle_of_an_epoch_sees_the_newest()
     trainer = make_trainer()
     trainer.fit(kdo.data.PreparedDataset(BATCHES), verbose=0, callbacks=[Reader()])
     assert len(seen) == 4
-    assert all(not same_bits(a, b) for a, b in zip(seen, seen[1:], strict=False))
+    assert all(not same_bits(a, b) for a, b in itertools.pairwise(seen))
     assert same_bits(seen[-1], weights_of(trainer.student))
 
 
 def test_early_stopping_and_terminate_leave_the_student_usable():
     trainer = make_trainer()
-    stop = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: setattr(trainer, "stop_training", True))
+    stop = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: setattr(trainer, "stop_training", True)
+    )
     trainer.fit(kdo.data.PreparedDataset(BATCHES), epochs=3, verbose=0, callbacks=[stop])
     assert trainer.policy_version == 1
     fit(trainer, BATCHES)

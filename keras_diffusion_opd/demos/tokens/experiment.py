@@ -1,0 +1,204 @@
+"""The order of events: teacher, students, examination, report."""
+
+import dataclasses
+import time
+from typing import Any
+
+import keras
+
+from keras_diffusion_opd.backend import BACKEND
+from keras_diffusion_opd.data.stamp import Stamp
+from keras_diffusion_opd.demos.tokens.batches import Batches, Teacher, digit_corruption, in_turn
+from keras_diffusion_opd.demos.tokens.digits import LEVELS, PIXELS, Scans, load_scans
+from keras_diffusion_opd.demos.tokens.evaluation import (
+    Examiner,
+    Reader,
+    Scores,
+    mean_and_error,
+    sliced_wasserstein,
+)
+from keras_diffusion_opd.demos.tokens.progress import Progress
+from keras_diffusion_opd.demos.tokens.report import Results, reading, write_report
+from keras_diffusion_opd.demos.tokens.settings import Settings
+from keras_diffusion_opd.demos.tokens.training import Course, Trained, denoiser
+from keras_diffusion_opd.losses import DistillationLoss, TokenCrossEntropyLoss
+from keras_diffusion_opd.models.token_denoiser import TokenDenoiser
+from keras_diffusion_opd.provenance import RunRecord, digest
+from keras_diffusion_opd.samplers import MaskedSampler
+
+HARD, DISTILLED, ON_POLICY, MIXTURE = "hard labels", "distilled", "on-policy", "mixture"
+STUDENTS = (HARD, DISTILLED, ON_POLICY, MIXTURE)
+
+# Each use of randomness has its own place beside the seed of the run.
+_TEACHER_MASKS, _STUDENT_MASKS, _EXAM_MASKS, _SAMPLES = 1, 2, 3, 4
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Train, compare, and write the report.
+
+    Args:
+        settings: of the run. The directory `settings.out` is made first, so that a wrong name costs no time.
+
+    Returns:
+        dict: `rows` (a dict of numbers for each model), `reading` (the result in words), `record`
+        (`RunRecord`).
+
+    Raises:
+        OSError: `settings.out` cannot be made or written.
+    """
+    settings.out.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    keras.utils.set_random_seed(settings.seed)
+    record = RunRecord("tokens", seed=settings.seed, hyperparameters=settings.to_json())
+    training, held_out = load_scans()
+
+    taught, teacher_model = _teach(settings, training)
+    teacher = Teacher(teacher_model, rows=settings.batch_size * 25)
+    student = denoiser(settings.student, "student")
+    start = student.get_weights()
+    examiner = Examiner(student, teacher_model, digit_corruption(), _seed(settings, _EXAM_MASKS))
+    stamps: dict[str, list[Stamp]] = {}
+    trained = _train_students(settings, training, held_out, student, teacher, examiner, stamps)
+
+    results = _examine(settings, training, held_out, student, teacher_model, examiner, taught, trained)
+    models = {"teacher": taught.weights, "students at the start": start}
+    models |= {name: trained[name].weights for name in STUDENTS}
+    data = {"training scans": dataclasses.asdict(training), "held-out scans": dataclasses.asdict(held_out)}
+    record = record.finish(
+        metrics={row["model"]: {k: v for k, v in row.items() if k != "model"} for row in results.rows},
+        digests={name: digest(value) for name, value in {**models, **data}.items()},
+    )
+    notes = {
+        "backend": BACKEND,
+        "seconds": round(time.monotonic() - started, 1),
+        "reading": reading(results),
+        "rollouts": {name: [stamp.to_json() for stamp in found] for name, found in stamps.items()},
+        "curves": {name: [list(point) for point in curve] for name, curve in results.curves.items()},
+    }
+    record = dataclasses.replace(record, metadata=notes)
+    student.set_weights(trained[DISTILLED].weights)
+    write_report(settings, record, results, {"teacher": teacher_model, "distilled": student})
+    return {"rows": results.rows, "reading": notes["reading"], "record": record}
+
+
+def _seed(settings: Settings, use: int) -> int:
+    return 16 * settings.seed + use
+
+
+def _teach(settings: Settings, training: Scans) -> tuple[Trained, TokenDenoiser]:
+    model = denoiser(settings.teacher, "teacher")
+    course = Course(model, TokenCrossEntropyLoss(), settings.teacher, settings.epochs)
+    batches = Batches(
+        digit_corruption(),
+        seed=_seed(settings, _TEACHER_MASKS),
+        count=course.updates_per_epoch,
+        size=settings.batch_size,
+    )
+    return course.train("teacher", model.get_weights(), batches.of_data(training)), model
+
+
+def _train_students(
+    settings: Settings,
+    training: Scans,
+    held_out: Scans,
+    student: TokenDenoiser,
+    teacher: Teacher,
+    examiner: Examiner,
+    stamps: dict[str, list[Stamp]],
+) -> dict[str, Trained]:
+    """The four students: one model, one start, equal updates. Two programs: with and without teacher."""
+    start = student.get_weights()
+    hard = Course(student, TokenCrossEntropyLoss(), settings.student, settings.epochs)
+    soft = Course(student, DistillationLoss(), settings.student, settings.epochs)
+    sampler = MaskedSampler(LEVELS)
+
+    def batches(count: int, scored: bool = True) -> Batches:
+        return Batches(
+            digit_corruption(),
+            seed=_seed(settings, _STUDENT_MASKS),
+            count=count,
+            size=settings.batch_size,
+            teacher=teacher if scored else None,
+        )
+
+    def own(name: str, count: int) -> Any:
+        stamps[name] = []
+        return batches(count).of_samples(sampler, settings.pool, settings.rollout_steps, stamps[name])
+
+    def held_out_kl() -> float:
+        return examiner(held_out, draws=min(4, settings.draws)).kl
+
+    count = soft.updates_per_epoch
+    half = count // 2
+    courses = {
+        HARD: (hard, batches(count, scored=False).of_data(training)),
+        DISTILLED: (soft, batches(count).of_data(training)),
+        ON_POLICY: (soft, own(ON_POLICY, count)),
+        MIXTURE: (soft, in_turn(batches(count - half).of_data(training), own(MIXTURE, half))),
+    }
+    return {
+        name: course.train(f"student, {name}", start, rollout, watch=held_out_kl)
+        for name, (course, rollout) in courses.items()
+    }
+
+
+def _examine(
+    settings: Settings,
+    training: Scans,
+    held_out: Scans,
+    student: TokenDenoiser,
+    teacher: TokenDenoiser,
+    examiner: Examiner,
+    taught: Trained,
+    trained: dict[str, Trained],
+) -> Results:
+    """Every number of the table, and the samples of the pictures."""
+    reader, sampler = Reader(training), MaskedSampler(LEVELS)
+    classes = {"class_ids": training.class_ids}
+
+    def samples(model: TokenDenoiser, name: str) -> Scans:
+        with Progress(f"samples, {name}", settings.sample_steps) as bar:
+            tokens = sampler.sample(
+                model,
+                shape=(len(training), PIXELS),
+                steps=settings.sample_steps,
+                seed=_seed(settings, _SAMPLES),
+                conditions=classes,
+                callback=lambda step, steps, now: bar.to(step),
+            )
+        return Scans(tokens, training.class_ids)
+
+    def quality(scans: Scans) -> dict[str, Any]:
+        return {"sample_distance": sliced_wasserstein(scans, held_out), "read": reader(scans)}
+
+    real = {"model": "real scans", "sample_distance": sliced_wasserstein(training, held_out), "read": reader(held_out)}
+    results = Results(rows=[real], pictures={"held-out scans": held_out}, curves={}, gains={})
+    scores: dict[str, Scores] = {}
+    for name in STUDENTS:
+        student.set_weights(trained[name].weights)
+        with Progress(f"examination, {name}", 1) as bar:
+            scores[name] = examiner(held_out, settings.draws)
+            bar.to(1)
+        if name == HARD:
+            drawn = samples(teacher, "teacher")
+            bits, error = mean_and_error(scores[name].teacher_bits)
+            results.add("teacher", drawn, _row(teacher, taught, bits, error) | quality(drawn))
+        drawn = samples(student, name)
+        bits, error = mean_and_error(scores[name].bits)
+        results.gains[name] = mean_and_error(scores[HARD].bits - scores[name].bits)
+        row = _row(student, trained[name], bits, error) | quality(drawn)
+        own = examiner(drawn, max(1, settings.draws // 16))
+        row |= {"kl_held_out": scores[name].kl, "kl_own_samples": own.kl, "agreement": scores[name].agreement}
+        row |= {"gain_over_hard": results.gains[name][0], "gain_error": results.gains[name][1]}
+        results.add(name, drawn, row)
+        results.curves[name] = trained[name].curve
+    return results
+
+
+def _row(model: TokenDenoiser, trained: Trained, bits: float, error: float) -> dict[str, Any]:
+    return {
+        "parameters": model.count_params(),
+        "seconds": round(trained.seconds, 1),
+        "bits_per_pixel": bits,
+        "bits_error": error,
+    }

@@ -1,0 +1,194 @@
+"""Table, picture, words and record of a run."""
+
+import dataclasses
+import io
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_diffusion_opd.demos.tokens.digits import CLASSES, SIDE, Scans, one_of_each
+from keras_diffusion_opd.demos.tokens.settings import Settings
+from keras_diffusion_opd.provenance import RunRecord, write_bytes
+
+# Heading, how a row is shown in it.
+_COLUMNS: tuple[tuple[str, Any], ...] = (
+    ("model", lambda r: r["model"]),
+    ("parameters", lambda r: f"{r['parameters']:,}"),
+    ("bits per pixel", lambda r: f"{r['bits_per_pixel']:.4f} ± {r['bits_error']:.4f}"),
+    ("gain over hard", lambda r: f"{r['gain_over_hard']:+.4f} ± {r['gain_error']:.4f}"),
+    ("KL held-out", lambda r: f"{r['kl_held_out']:.4f}"),
+    ("KL own", lambda r: f"{r['kl_own_samples']:.4f}"),
+    ("agreement", lambda r: f"{r['agreement']:.3f}"),
+    ("sample distance", lambda r: f"{r['sample_distance']:.3f}"),
+    ("read", lambda r: f"{r['read']:.3f}"),
+    ("seconds", lambda r: f"{r['seconds']:.0f}"),
+)
+
+_LEGEND = """\
+- **bits per pixel**: upper bound on the negative log-likelihood of the held-out scans, with its standard error
+  over scans. **gain over hard**: how much lower it is than the hard-label student's, paired scan by scan on the
+  same masks; its error is that of the difference.
+- **KL held-out, KL own**: divergence of the student from the teacher, nats per masked token, on held-out scans and
+  on the student's own samples. **agreement**: masked tokens at which both put the same level first.
+- **sample distance**: sliced Wasserstein distance within classes, in grey levels, from as many samples as there
+  are training scans to the held-out scans. The row of the real scans is the floor: training scans against
+  held-out ones.
+- **read**: share that a support vector machine, trained on the training scans, reads as the intended digit.
+- **seconds**: of training, with rollouts and the teacher's scores."""
+
+
+@dataclasses.dataclass
+class Results:
+    """What a run has found.
+
+    Args:
+        rows: a dict of numbers for each model, in the order of the table.
+        pictures: what to show of each model.
+        curves: of each student, `(updates, held-out KL)`.
+        gains: of each student, bits per pixel below the hard-label student, and the standard error.
+    """
+
+    rows: list[dict[str, Any]]
+    pictures: dict[str, Scans]
+    curves: dict[str, list[tuple[int, float]]]
+    gains: dict[str, tuple[float, float]]
+
+    def add(self, name: str, samples: Scans, row: dict[str, Any]) -> None:
+        """One model more."""
+        self.rows.append({"model": name, **row})
+        self.pictures[name] = samples
+
+
+def _cells(rows: list[dict[str, Any]]) -> list[list[str]]:
+    def cell(show: Any, row: dict[str, Any]) -> str:
+        try:
+            return str(show(row))
+        except KeyError:
+            return ""
+
+    return [[heading for heading, _ in _COLUMNS], *([cell(show, row) for _, show in _COLUMNS] for row in rows)]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as aligned columns of text."""
+    cells = _cells(rows)
+    widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
+    lines = [
+        "  ".join(
+            text.ljust(width) if i == 0 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in cells
+    ]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def _markdown_table(rows: list[dict[str, Any]]) -> str:
+    cells = _cells(rows)
+    lines = ["| " + " | ".join(line) + " |" for line in cells]
+    return "\n".join([lines[0], "|" + " --- |" * len(_COLUMNS), *lines[1:]])
+
+
+def reading(results: Results) -> str:
+    """The result in words, whatever it is."""
+    by_name = {row["model"]: row for row in results.rows}
+    gain, error = results.gains["distilled"]
+    sure = gain / error if error else math.inf
+    words = [
+        f"The distilled student is {abs(gain):.4f} bits per pixel {'better' if gain > 0 else 'worse'} than the one "
+        f"trained on hard labels ({abs(sure):.1f} standard errors of the paired difference)."
+    ]
+    for name in ("on-policy", "mixture"):
+        more = gain - results.gains[name][0]
+        own = by_name[name]["kl_own_samples"] - by_name["distilled"]["kl_own_samples"]
+        words.append(
+            f"Beside it, the {name} student is {abs(more):.4f} bits per pixel {'worse' if more > 0 else 'better'} on "
+            f"held-out scans, and {abs(own):.4f} nats {'farther from' if own > 0 else 'closer to'} the teacher on its "
+            "own samples."
+        )
+    best = min(("distilled", "on-policy", "mixture"), key=lambda name: by_name[name]["bits_per_pixel"])
+    if best == "distilled":
+        words.append(
+            "Here on-policy training adds nothing to the bound: there are plenty of real scans, and masking them "
+            "already gives every state that a sampler in random order can visit."
+        )
+    else:
+        words.append(f"The lowest bound is that of the {best} student.")
+    return " ".join(words)
+
+
+def write_report(settings: Settings, record: RunRecord, results: Results, models: dict[str, keras.Model]) -> None:
+    """Write models, report.png and report.md, then run.json with their digests; each in full or not at all."""
+    for name, model in models.items():
+        write_bytes(settings.out / f"{name}.keras", _archive(model))
+    write_bytes(settings.out / "report.png", _picture(settings, results))
+    warning = "\n*A quick run: the numbers mean nothing.*\n" if settings.quick else ""
+    minutes = record.metadata["seconds"] / 60
+    text = f"""# Digits as tokens: four ways to teach a small student
+{warning}
+{record.metadata["reading"]}
+
+![Samples from the same seeds, and how the students approach the teacher](report.png)
+
+{_markdown_table(results.rows)}
+
+{_LEGEND}
+
+Seed {record.seed}, backend {record.metadata["backend"]}, {minutes:.1f} minutes in all. Settings, versions, machine and
+the digests of data and models are in [run.json](run.json); `kdo verify` checks it.
+"""
+    write_bytes(settings.out / "report.md", text.encode())
+    record.save(settings.out / "run.json", files=[*(f"{name}.keras" for name in models), "report.png", "report.md"])
+
+
+def _archive(model: keras.Model) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.keras")
+        model.save(path)
+        return path.read_bytes()
+
+
+def _grid(scans: Scans, rows: int) -> np.ndarray:
+    """`rows` digits of every class as one image, one white pixel between them."""
+    digits = one_of_each(scans, rows).reshape(rows, CLASSES, SIDE, SIDE)
+    padded = np.pad(digits, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    return padded.transpose(0, 2, 1, 3).reshape(rows * (SIDE + 2), CLASSES * (SIDE + 2))
+
+
+def _picture(settings: Settings, results: Results) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 3.1 + 1.35 * settings.rows), layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    upper, lower = figure.subfigures(2, 1, height_ratios=[1.35 * settings.rows, 3.1])
+    by_name = {row["model"]: row for row in results.rows}
+    for axes, (name, scans) in zip(upper.subplots(2, 3).ravel(), results.pictures.items(), strict=True):
+        axes.imshow(_grid(scans, settings.rows), cmap="gray_r", vmin=0, vmax=16, interpolation="nearest")
+        bits = by_name.get(name, {}).get("bits_per_pixel")
+        axes.set_title(name if bits is None else f"{name}: {bits:.3f} bits per pixel", fontsize=11)
+        axes.set_axis_off()
+    left, right = lower.subplots(1, 2)
+    for name, curve in results.curves.items():
+        left.plot(*zip(*curve, strict=True), marker="o", markersize=3, label=name)
+    left.set(xlabel="updates", ylabel="KL to the teacher (nats)", yscale="log", title="on held-out scans")
+    left.legend(frameon=False)
+    names = list(results.curves)
+    values = [by_name[name]["bits_per_pixel"] for name in names]
+    errors = [results.gains[name][1] for name in names]
+    right.barh(names, values, xerr=errors, color=[f"C{i}" for i in range(len(names))], capsize=3)
+    teacher = by_name["teacher"]["bits_per_pixel"]
+    right.axvline(teacher, color="black", linestyle="--", linewidth=1)
+    right.annotate("teacher", (teacher, -0.45), xytext=(4, 0), textcoords="offset points", va="center")
+    low, high = min(values + [teacher]), max(values)
+    right.set(xlim=(low - 0.3 * (high - low) - 1e-3, high + 0.3 * (high - low) + 1e-3))
+    right.set(title="bound on held-out scans (error: of the difference to hard labels)", xlabel="bits per pixel")
+    right.invert_yaxis()
+    buffer = io.BytesIO()
+    figure.set_dpi(100)
+    canvas.print_png(buffer)
+    return buffer.getvalue()
