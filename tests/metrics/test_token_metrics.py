@@ -168,9 +168,9 @@ def test_teacher_and_student_of_different_vocabularies_are_refused():
         TeacherKL().update_state(np.zeros((1, 2, 4), "float32"), np.zeros((1, 2, 5), "float32"))
 
 
-def test_abstract_metric_says_what_to_implement():
-    with pytest.raises(TypeError, match="TokenMetric is abstract: a token metric implements `values`"):
-        TokenMetric().update_state(*pair())
+def test_token_metric_is_abstract_in_its_values():
+    with pytest.raises(TypeError, match="abstract.*values"):
+        TokenMetric()
 
 
 @each
