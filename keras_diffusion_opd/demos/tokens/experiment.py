@@ -18,7 +18,7 @@ from keras_diffusion_opd.demos.tokens.evaluation import (
     sliced_wasserstein,
 )
 from keras_diffusion_opd.demos.tokens.progress import Progress
-from keras_diffusion_opd.demos.tokens.report import Results, reading, write_report
+from keras_diffusion_opd.demos.tokens.report import Results, reading, require_matplotlib, write_report
 from keras_diffusion_opd.demos.tokens.settings import Settings
 from keras_diffusion_opd.demos.tokens.training import Course, Trained, denoiser
 from keras_diffusion_opd.losses import DistillationLoss, TokenCrossEntropyLoss
@@ -44,8 +44,10 @@ def run(settings: Settings) -> dict[str, Any]:
         (`RunRecord`).
 
     Raises:
+        ModuleNotFoundError: scikit-learn or matplotlib is not installed.
         OSError: `settings.out` cannot be made or written.
     """
+    require_matplotlib()
     settings.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     keras.utils.set_random_seed(settings.seed)

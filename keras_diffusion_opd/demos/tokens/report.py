@@ -1,6 +1,7 @@
 """Table, picture, words and record of a run."""
 
 import dataclasses
+import importlib
 import io
 import math
 import tempfile
@@ -121,6 +122,11 @@ def reading(results: Results) -> str:
     return " ".join(words)
 
 
+def require_matplotlib() -> None:
+    """ModuleNotFoundError at once, rather than after the training, where the picture cannot be drawn."""
+    importlib.import_module("matplotlib")
+
+
 def write_report(settings: Settings, record: RunRecord, results: Results, models: dict[str, keras.Model]) -> None:
     """Write models, report.png and report.md, then run.json with their digests; each in full or not at all."""
     for name, model in models.items():
@@ -163,9 +169,11 @@ def _picture(settings: Settings, results: Results) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 3.1 + 1.35 * settings.rows), layout="constrained")
+    heights = [2 * (0.5 * settings.rows + 0.35), 3.0]
+    figure = Figure(figsize=(15, sum(heights)), layout="constrained")
     canvas = FigureCanvasAgg(figure)
-    upper, lower = figure.subfigures(2, 1, height_ratios=[1.35 * settings.rows, 3.1])
+    parts: Any = figure.subfigures(2, 1, height_ratios=heights)
+    upper, lower = parts
     by_name = {row["model"]: row for row in results.rows}
     for axes, (name, scans) in zip(upper.subplots(2, 3).ravel(), results.pictures.items(), strict=True):
         axes.imshow(_grid(scans, settings.rows), cmap="gray_r", vmin=0, vmax=16, interpolation="nearest")
@@ -184,7 +192,7 @@ def _picture(settings: Settings, results: Results) -> bytes:
     teacher = by_name["teacher"]["bits_per_pixel"]
     right.axvline(teacher, color="black", linestyle="--", linewidth=1)
     right.annotate("teacher", (teacher, -0.45), xytext=(4, 0), textcoords="offset points", va="center")
-    low, high = min(values + [teacher]), max(values)
+    low, high = min([*values, teacher]), max(values)
     right.set(xlim=(low - 0.3 * (high - low) - 1e-3, high + 0.3 * (high - low) + 1e-3))
     right.set(title="bound on held-out scans (error: of the difference to hard labels)", xlabel="bits per pixel")
     right.invert_yaxis()
