@@ -258,7 +258,6 @@ class WindowTrainer(BackendWindow, keras.Model):
             for g, v in zip(sums, self.trainable_variables, strict=True)
         ]
 
-    @property
     def weight_dtype(self) -> str:
         """dtype of the window's weight: that of the widest gradient sum."""
         return max((self.sum_dtype(v) for v in self.trainable_variables), default="float32")
