@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -58,7 +59,9 @@ class Examiner:
 
         self._score = backend.compiled(score, [student, teacher])
 
-    def __call__(self, scans: Scans, draws: int, rows: int = 360) -> Scores:
+    def __call__(
+        self, scans: Scans, draws: int, rows: int = 360, progress: Callable[[int], None] | None = None
+    ) -> Scores:
         """Average over `draws` masks of each scan, `rows` scans at a time."""
         bits, teacher_bits = np.zeros(len(scans)), np.zeros(len(scans))
         kl = agreement = masked = 0.0
@@ -78,6 +81,8 @@ class Examiner:
                 kl += np.sum(divergence[mask])
                 agreement += np.sum(same[mask])
                 masked += np.sum(mask)
+            if progress is not None:
+                progress(draw + 1)
         unit = draws * PIXELS * math.log(2)
         return Scores(bits / unit, teacher_bits / unit, float(kl / masked), float(agreement / masked))
 

@@ -55,13 +55,13 @@ class Results:
 
     rows: list[dict[str, Any]]
     pictures: dict[str, Scans]
-    curves: dict[str, list[tuple[int, float]]]
-    gains: dict[str, tuple[float, float]]
+    curves: dict[str, list[tuple[int, float]]] = dataclasses.field(default_factory=dict)
+    gains: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
-    def add(self, name: str, samples: Scans, row: dict[str, Any]) -> None:
+    def add(self, name: str, picture: Scans, row: dict[str, Any]) -> None:
         """One model more."""
         self.rows.append({"model": name, **row})
-        self.pictures[name] = samples
+        self.pictures[name] = picture
 
 
 def _cells(rows: list[dict[str, Any]]) -> list[list[str]]:
@@ -139,6 +139,9 @@ def write_report(settings: Settings, record: RunRecord, results: Results, models
 {record.metadata["reading"]}
 
 ![Samples from the same seeds, and how the students approach the teacher](report.png)
+
+*Samples are drawn from the same seeds at temperature {settings.picture_temperature:g}, one pixel at a time in random
+order; those that are measured, at temperature 1.*
 
 {_markdown_table(results.rows)}
 
