@@ -49,14 +49,15 @@ class Examination:
         return picture, self._row(model, seconds, scores.teacher_bits, drawn)
 
     def student(
-        self, model: TokenDenoiser, name: str, seconds: float, scores: Scores, gain: tuple[float, float]
-    ) -> tuple[Scans, dict[str, Any]]:
-        """`(picture, row)` of the present student."""
+        self, model: TokenDenoiser, name: str, seconds: float, scores: Scores
+    ) -> tuple[Scans, dict[str, Any], Scores]:
+        """`(picture, row, scores on its own samples)` of the present student."""
         picture, drawn = self._samples(model, name)
         row = self._row(model, seconds, scores.bits, drawn)
         own = self.examiner(drawn, max(1, self.settings.draws // 16))
-        row |= {"kl_held_out": scores.kl, "kl_own_samples": own.kl, "agreement": scores.agreement}
-        return picture, row | {"gain_over_hard": gain[0], "gain_error": gain[1]}
+        row |= {"kl_held_out": scores.kl, "kl_held_out_error": scores.kl_error}
+        row |= {"kl_own_samples": own.kl, "kl_own_samples_error": own.kl_error}
+        return picture, row | {"agreement": scores.agreement}, own
 
     def _row(self, model: TokenDenoiser, seconds: float, bits: np.ndarray, drawn: Scans) -> dict[str, Any]:
         mean, error = mean_and_error(bits)

@@ -10,7 +10,7 @@ from keras_diffusion_opd.backend import BACKEND
 from keras_diffusion_opd.data.stamp import Stamp
 from keras_diffusion_opd.demos.tokens.batches import Batches, Teacher, digit_corruption, in_turn
 from keras_diffusion_opd.demos.tokens.digits import LEVELS, Scans, load_scans
-from keras_diffusion_opd.demos.tokens.evaluation import Examiner, mean_and_error
+from keras_diffusion_opd.demos.tokens.evaluation import Examiner
 from keras_diffusion_opd.demos.tokens.examination import Examination
 from keras_diffusion_opd.demos.tokens.report import Results, reading, require_matplotlib, write_report
 from keras_diffusion_opd.demos.tokens.settings import Settings
@@ -142,11 +142,11 @@ def _examine(
     results = Results(rows=[examination.real_scans()], pictures={"held-out scans": examination.held_out})
     for name in STUDENTS:
         student.set_weights(trained[name].weights)
-        scores = examination.score(name)
+        scores = results.held_out[name] = examination.score(name)
         if name == HARD:
             results.add("teacher", *examination.teacher(teacher, taught.seconds, scores))
-            hard = scores
-        results.gains[name] = mean_and_error(hard.bits - scores.bits)
-        results.add(name, *examination.student(student, name, trained[name].seconds, scores, results.gains[name]))
+        picture, row, results.own[name] = examination.student(student, name, trained[name].seconds, scores)
+        row["gain_over_hard"], row["gain_error"] = results.gain(name, HARD)
+        results.add(name, picture, row)
         results.curves[name] = trained[name].curve
     return results
