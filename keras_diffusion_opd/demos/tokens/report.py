@@ -211,13 +211,12 @@ def _picture(settings: Settings, results: Results) -> bytes:
     names = list(results.curves)
     values = [by_name[name]["bits_per_pixel"] for name in names]
     errors = [by_name[name]["gain_error"] for name in names]
-    right.barh(names, values, xerr=errors, color=[f"C{i}" for i in range(len(names))], capsize=3)
-    teacher = by_name["teacher"]["bits_per_pixel"]
-    right.axvline(teacher, color="black", linestyle="--", linewidth=1)
-    right.annotate("teacher", (teacher, 1.5), xytext=(5, 0), textcoords="offset points", va="center", color="white")
-    low, high = min([*values, teacher]), max(values)
-    right.set(xlim=(low - 0.3 * (high - low) - 1e-3, high + 0.3 * (high - low) + 1e-3))
+    for name, value, error in zip(names, values, errors, strict=True):
+        right.errorbar(value, name, xerr=error, fmt="o", capsize=4)
+    right.axvline(by_name["teacher"]["bits_per_pixel"], color="black", linestyle="--", linewidth=1, label="teacher")
+    right.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.08, 1.0))
     right.set(title="bound on held-out scans (errors: of the difference to hard labels)", xlabel="bits per pixel")
+    right.margins(0.1, 0.2)
     right.invert_yaxis()
     buffer = io.BytesIO()
     figure.set_dpi(100)
