@@ -63,3 +63,11 @@ def test_wrong_use_is_refused_with_status_2(arguments, capsys):
         main(arguments)
     assert stopped.value.code == 2
     assert "error:" in capsys.readouterr().err
+
+
+def test_a_directory_that_cannot_be_made_is_told_before_anything_runs(tmp_path, capsys):
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(SystemExit) as stopped:
+        main(["--out", str(tmp_path / "taken")])
+    assert stopped.value.code == 2
+    assert "argument --out: cannot make the directory" in capsys.readouterr().err
