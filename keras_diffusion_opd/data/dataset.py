@@ -79,6 +79,7 @@ class PreparedDataset(keras.utils.PyDataset):
         self.max_staleness = max_staleness
         self.adapter = adapter
         self.policy_version = 0
+        self.replacements = 0
         self._epoch = 0
         self._source, self._rows = self._open(batches_or_store)
 
@@ -120,6 +121,19 @@ class PreparedDataset(keras.utils.PyDataset):
         if after != before:
             raise ValueError(f"`replace` must keep the number of batches, {before}. Received {after}.")
         self._source, self._rows = source, rows
+        self.replacements += 1
+
+    def settings(self) -> dict[str, Any]:
+        """What decides order and length, as JSON values: for records and comparisons."""
+        return {
+            "batches": len(self),
+            "rows": None if self._rows is None else self._rows.rows,
+            "batch_size": self.batch_size,
+            "shuffle": bool(self.shuffle),
+            "seed": self.seed,
+            "max_staleness": self.max_staleness,
+            "replacements": self.replacements,
+        }
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order: `PreparedTrainer.fit` calls it at the beginning of every epoch."""
