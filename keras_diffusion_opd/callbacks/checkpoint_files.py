@@ -21,10 +21,12 @@ from keras_diffusion_opd.provenance import (
     text_digest,
     write_json,
 )
+from keras_diffusion_opd.provenance.records import take_keys
 
 RECORD = "checkpoint.json"
 FORMAT = "keras_diffusion_opd/checkpoint"
 VERSION = 1
+_KEYS = ("format", "version", "epoch", "batch", "updates", "student", "recipe", "layout", "files", "digest")
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 _LEFT_OVER = re.compile(r"\.step-\d{8,}.*\.tmp")
 
@@ -108,6 +110,10 @@ def read_record(path: Path) -> dict[str, Any]:
     record = read_json(file)
     if not isinstance(record, dict) or record.get("format") != FORMAT or record.get("version") != VERSION:
         raise ValueError(f"{file} must be a record of format {FORMAT!r}, version {VERSION}. It is not.")
+    try:
+        take_keys(record, "checkpoint", _KEYS)
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
     content = {key: value for key, value in record.items() if key != "digest"}
     if record.get("digest") != text_digest(canonical_json(content)):
         raise ValueError(f"{file} was changed after it was written: its digest does not belong to what it says.")

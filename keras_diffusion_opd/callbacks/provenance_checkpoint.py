@@ -169,7 +169,7 @@ class ProvenanceCheckpoint(keras.callbacks.Callback):
             "batch": batch,
             "student": digest(state["student"]),
             "recipe": self._recipe(trainer).to_json(),
-            "layout": layout(variables),
+            "layout": layout(variables, state),
         }
         updates = trainer.policy_version
         try:

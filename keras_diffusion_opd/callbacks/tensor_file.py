@@ -31,19 +31,22 @@ _CODES = {
 
 def packed(arrays: dict[str, np.ndarray]) -> bytes:
     """Arrays by name as the content of a safetensors file, in the order given."""
-    header, parts, offset = {}, [], 0
+    little = (np.ascontiguousarray(a).astype(a.dtype.newbyteorder("<"), copy=False) for a in arrays.values())
+    return b"".join([_header(arrays), *(array.tobytes() for array in little)])
+
+
+def _header(arrays: dict[str, np.ndarray]) -> bytes:
+    entries, offset = {}, 0
     for name, array in arrays.items():
-        data = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        header[name] = {
+        entries[name] = {
             "dtype": _CODES[array.dtype.name],
             "shape": list(array.shape),
-            "data_offsets": [offset, offset + len(data)],
+            "data_offsets": [offset, offset + array.nbytes],
         }
-        offset += len(data)
-        parts.append(data)
-    text = json.dumps(header, separators=(",", ":")).encode()
+        offset += array.nbytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data begin at a multiple of 8
-    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+    return len(text).to_bytes(8, "little") + text
 
 
 def unpacked(path: Path, likes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -61,15 +64,14 @@ def unpacked(path: Path, likes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         ValueError: any other form.
         OSError: it cannot be read.
     """
-    expected = packed({name: np.zeros(array.shape, array.dtype) for name, array in likes.items()})
-    start = 8 + int.from_bytes(expected[:8], "little")
-    size = path.stat().st_size
-    if size != len(expected):
-        raise ValueError(f"it has {size} bytes, and {len(expected)} are expected")
+    header = _header(likes)
+    size, expected = path.stat().st_size, len(header) + sum(array.nbytes for array in likes.values())
+    if size != expected:
+        raise ValueError(f"it has {size} bytes, and {expected} are expected")
     data = path.read_bytes()
-    if data[:start] != expected[:start]:
-        raise ValueError(f"its header is not the one expected: {_difference(data[8:start], expected[8:start])}")
-    result, offset = {}, start
+    if data[: len(header)] != header:
+        raise ValueError(f"its header is not the one expected: {_difference(data[8 : len(header)], header[8:])}")
+    result, offset = {}, len(header)
     for name, like in likes.items():
         count = math.prod(like.shape)
         little = like.dtype.newbyteorder("<")

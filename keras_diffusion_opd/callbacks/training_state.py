@@ -38,12 +38,17 @@ def as_array(variable: Any) -> np.ndarray:
     return np.asarray(keras.ops.convert_to_numpy(variable.value))
 
 
-def layout(variables: dict[str, list[Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Path, dtype and shape of every variable: what has to agree for a state to be put back."""
+def layout(variables: dict[str, list[Any]], state: dict[str, list[np.ndarray]]) -> dict[str, list[dict[str, Any]]]:
+    """Path, dtype, shape and trainability of every variable: what has to agree for a state to be put back."""
     return {
         name: [
-            {"path": str(v.path), "dtype": keras.backend.standardize_dtype(v.dtype), "shape": list(map(int, v.shape))}
-            for v in section
+            {
+                "path": str(variable.path),
+                "dtype": array.dtype.name,
+                "shape": list(map(int, array.shape)),
+                "trainable": bool(variable.trainable),
+            }
+            for variable, array in zip(section, state[name], strict=True)
         ]
         for name, section in variables.items()
     }

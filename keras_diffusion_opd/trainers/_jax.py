@@ -161,6 +161,11 @@ class BackendWindow:
         self.window_done(bool(moved))
         return logs
 
+    def pass_over(self, state: Any, iterator: Iterator[Any]) -> Any:
+        """In place of `train_function` for a window that was done before: draws its batches, nothing else."""
+        _Keeper(state).guard(self, lambda: [next(iterator) for _ in range(self.steps_per_execution)])
+        return {}, state
+
     def make_test_function(self, force: bool = False) -> None:
         """Build `test_function(state, iterator) -> (logs, state)`."""
         if getattr(self, "test_function", None) is not None and not force:

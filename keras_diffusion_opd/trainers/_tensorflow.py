@@ -124,6 +124,13 @@ class BackendWindow:
         self.window_done(bool(moved.numpy()))
         return logs
 
+    def pass_over(self, iterator: Any) -> Any:
+        """In place of `train_function` for a window that was done before: draws its batches, nothing else."""
+        batches = _draw(iterator)
+        for _ in range(self.steps_per_execution):
+            next(batches)
+        return {}
+
     def make_test_function(self, force: bool = False) -> None:
         """Build `test_function(iterator) -> logs`."""
         if getattr(self, "test_function", None) is not None and not force:

@@ -21,10 +21,17 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 
 
 def config_of(value: Any) -> Any:
-    """Class and configuration; the qualified name alone for what does not serialise."""
+    """Class and configuration without names; the qualified name alone for what does not serialise."""
     kind = value if hasattr(value, "__qualname__") else type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
     try:
-        return {"name": name, "config": plain_json(value.get_config())}
+        return {"name": name, "config": _unnamed(plain_json(value.get_config()))}
     except (AttributeError, TypeError, ValueError, NotImplementedError):
         return {"name": name, "config": None}
+
+
+def _unnamed(config: Any) -> Any:
+    """Without names, which Keras numbers by what the process has made before."""
+    if isinstance(config, dict):
+        return {key: _unnamed(value) for key, value in config.items() if key != "name"}
+    return [_unnamed(value) for value in config] if isinstance(config, list) else config

@@ -18,6 +18,7 @@ from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.violations import violations
 from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
 from keras_diffusion_opd.trainers.compiling import check_optimizer, refuse_compile_arguments
+from keras_diffusion_opd.trainers.continuation import Continuation, ContinuedCallbacks
 from keras_diffusion_opd.trainers.feeding import DatasetClock, Feed, feed, single
 from keras_diffusion_opd.trainers.metric_set import MetricSet
 from keras_diffusion_opd.trainers.settings import settings_of
@@ -41,6 +42,7 @@ class WindowTrainer(BackendWindow, keras.Model):
 
     loss: Any
     _dataset: PreparedDataset | None = None
+    _continuation: Continuation | None = None
 
     # ---- compile -----------------------------------------------------------------------------------
 
@@ -172,11 +174,40 @@ class WindowTrainer(BackendWindow, keras.Model):
         self._adopt(fed, arguments)
         check_optimizer(self)
         self._count_updates()
+        self._continue(fed, arguments)
         self._dataset = fed.dataset
         try:
             return super().fit(fed.x, **arguments)
         finally:
             self._dataset = None
+            if fed.dataset is not None:
+                fed.dataset.start_at(0)
+
+    def continue_from(self, *, epoch: int, batch: int, metric_sums: Any, dataset: Any) -> None:
+        """Have the next `fit` begin there: see `Continuation`. The variables have been put back already."""
+        self._continuation = Continuation(epoch, batch, metric_sums, dataset)
+        self._count_updates()
+
+    def _continue(self, fed: Feed, arguments: dict[str, Any]) -> None:
+        """Where an earlier run is resumed: check that `fit` goes on with it, and pass over what is done."""
+        continuation = self._continuation
+        if continuation is None:
+            return
+        continuation.check(fed.dataset, arguments)
+        if fed.dataset is not None:
+            arguments["callbacks"] = ContinuedCallbacks(continuation, self, fed.dataset, arguments)
+        self.make_train_function()
+        trains, done = self.train_function, continuation.batch // self.accumulation_steps
+
+        def train_function(*state_and_data: Any) -> Any:
+            nonlocal done
+            if done:
+                done -= 1
+                return self.pass_over(*state_and_data)
+            self.train_function, self._continuation = trains, None
+            return trains(*state_and_data)
+
+        self.train_function = train_function
 
     def _adopt(self, fed: Feed, arguments: dict[str, Any]) -> None:
         """Give the dataset its clock; datasets that order themselves are not shuffled a second time."""
