@@ -17,7 +17,19 @@ from typing import TYPE_CHECKING, Any
 from keras_diffusion_opd.version import __version__
 
 if TYPE_CHECKING:
-    from keras_diffusion_opd import data, losses, metrics, models, provenance, samplers, schedules, trainers
+    # For editors and type checkers; at run time `__getattr__` below imports them.
+    from keras_diffusion_opd import (  # noqa: F401
+        callbacks,
+        data,
+        losses,
+        metrics,
+        models,
+        provenance,
+        samplers,
+        schedules,
+        testing,
+        trainers,
+    )
 
 _FOLDERS = (
     "callbacks",

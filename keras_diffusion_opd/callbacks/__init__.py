@@ -1,5 +1,7 @@
 """Callbacks: what happens around the windows of `fit`."""
 
+from keras_diffusion_opd.callbacks.provenance_checkpoint import ProvenanceCheckpoint
+from keras_diffusion_opd.callbacks.resuming import resume
 from keras_diffusion_opd.callbacks.rollout_refresh import RolloutRefresh
 
-__all__ = ["RolloutRefresh"]
+__all__ = ["ProvenanceCheckpoint", "RolloutRefresh", "resume"]

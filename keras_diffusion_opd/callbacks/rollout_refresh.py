@@ -82,6 +82,7 @@ class RolloutRefresh(keras.callbacks.Callback):
                 stamped = "no stamp" if batch.stamp is None else f"policy version {batch.stamp.policy_version}"
                 raise ValueError(
                     f"`rollout` must stamp every batch with the student's present version, {version}. Received "
-                    f"{stamped} in batch {index}. Pass stamp=Stamp(policy_version=policy_version) to PreparedBatch.create."
+                    f"{stamped} in batch {index}. Pass stamp=Stamp(policy_version=policy_version) to "
+                    "PreparedBatch.create."
                 )
         self.dataset.replace(batches)

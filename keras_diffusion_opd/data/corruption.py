@@ -27,6 +27,17 @@ class CorruptedTokens:
         mask: bool (B, L), what was masked.
         times: float32 (B,), diffusion time of each row, in [eps, 1].
         weights: float32 (B, L), `mask * loss_weight(times)`: weights of the evidence lower bound.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_diffusion_opd.data import MaskedCorruption
+
+    out = MaskedCorruption(mask_id=9)(0, 0, np.array([4]), np.array([[1, 2, 3]]))
+    assert np.array_equal(out.weights > 0, out.mask)
+    assert np.array_equal(out.token_ids == 9, out.mask)
+    ```
     """
 
     token_ids: np.ndarray
@@ -61,7 +72,7 @@ class MaskedCorruption:
 
     ```python
     import numpy as np
-    from keras_diffusion_opd.data.corruption import MaskedCorruption
+    from keras_diffusion_opd.data import MaskedCorruption
 
     corruption = MaskedCorruption(mask_id=9, schedule="linear")
     tokens = np.arange(8, dtype="int32").reshape(2, 4)

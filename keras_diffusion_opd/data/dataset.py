@@ -79,6 +79,9 @@ class PreparedDataset(keras.utils.PyDataset):
         self.max_staleness = max_staleness
         self.adapter = adapter
         self.policy_version = 0
+        self.replacements = 0
+        self._start = 0
+        self._ahead: PreparedBatch | None = None
         self._epoch = 0
         self._source, self._rows = self._open(batches_or_store)
 
@@ -112,18 +115,45 @@ class PreparedDataset(keras.utils.PyDataset):
         """Put other batches in place of the present ones, as many as before: fresh rollouts.
 
         Raises:
-            ValueError: another number of batches; Keras fixed the length of the epoch when `fit` began.
+            ValueError: another number of batches; Keras fixed the length of the epoch when `fit` began. Or an
+                epoch that is resumed in its middle.
         """
+        if self._start:
+            raise ValueError(
+                f"`replace` must wait for the next epoch: this one is resumed after {self._start} of its batches, and "
+                "the rest of them belongs to it. Resume from a checkpoint of an epoch's end."
+            )
         before = len(self)
         source, rows = self._open(batches_or_store)
         after = len(source) if rows is None else -(-int(rows.rows or 0) // int(self.batch_size or 1))
         if after != before:
             raise ValueError(f"`replace` must keep the number of batches, {before}. Received {after}.")
         self._source, self._rows = source, rows
+        self.replacements += 1
+
+    def settings(self) -> dict[str, Any]:
+        """What decides order and length, as JSON values: for records and comparisons."""
+        return {
+            "batches": len(self),
+            "rows": None if self._rows is None else self._rows.rows,
+            "batch_size": self.batch_size,
+            "shuffle": bool(self.shuffle),
+            "seed": self.seed,
+            "max_staleness": self.max_staleness,
+            "replacements": self.replacements,
+        }
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order: `PreparedTrainer.fit` calls it at the beginning of every epoch."""
         self._epoch = int(epoch)
+
+    def start_at(self, batch: int) -> None:
+        """Where the present epoch begins, of which the batches before were trained on in an earlier run.
+
+        Those are drawn, since Keras walks whole epochs, but not looked at: `dataset[index]` gives the batch
+        at `batch` in their place, so that no adapter or teacher works for nothing.
+        """
+        self._start, self._ahead = batch, None
 
     def _order(self, count: int) -> np.ndarray:
         if not self.shuffle:
@@ -155,7 +185,11 @@ class PreparedDataset(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[Any, Any, Any]:
         """`(x, y, sample_weight)` of `batch(index)`."""
-        return self.batch(index).as_fit()
+        if index > self._start or not self._start:
+            return self.batch(index).as_fit()
+        batch = self._ahead or self.batch(self._start)
+        self._ahead = batch if index < self._start else None
+        return batch.as_fit()
 
     def staleness(self) -> int | None:
         """Updates since the oldest batch was generated; None where a batch has no stamp."""

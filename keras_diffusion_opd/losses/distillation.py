@@ -9,6 +9,7 @@ from keras import ops
 from keras_diffusion_opd import backend
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets
+from keras_diffusion_opd.losses.closed_gradients import select_active
 from keras_diffusion_opd.losses.divergences import (
     positive_temperature,
     resolve_divergence,
@@ -48,7 +49,8 @@ def prepare(student_logits: Any, batch: PreparedBatch) -> tuple[Any, Any, Any, A
     batch.validate_logits(student_logits)
     weights = ops.cast(batch.loss_weights, computation_dtype(student_logits))
     active = ops.not_equal(weights, 0)
-    return active_only(active, student_logits), active_only(active, batch.target_ids), active, weights
+    logits = select_active(active, student_logits)
+    return logits, active_only(active, batch.target_ids), active, weights
 
 
 def dense_teacher(batch: PreparedBatch, student_logits: Any) -> Any:

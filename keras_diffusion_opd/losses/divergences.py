@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from keras_diffusion_opd.losses.closed_gradients import cross_entropy, forward_kl
 from keras_diffusion_opd.losses.numerics import (
     EXCLUDED,
     computation_dtype,
     excess,
-    gather_ids,
     log_mixture_ratio,
     log_probabilities,
 )
@@ -25,10 +25,6 @@ class _Pair(NamedTuple):
     log_p: Any
     log_q: Any
     d: Any
-
-
-def _forward_kl(pair: _Pair, beta: float) -> Any:
-    return excess(pair.d, pair.p, pair.q)
 
 
 def _reverse_kl(pair: _Pair, beta: float) -> Any:
@@ -100,14 +96,14 @@ def _common_pull(q: Any, c: Any) -> Any:
 class Divergence(NamedTuple):
     """One entry of the table of divergences: its integrand, its default `beta`, and where it is infinite."""
 
-    integrand: Callable[[_Pair, float], Any]
+    integrand: Callable[[_Pair, float], Any] | None  # None: see `closed_gradients.forward_kl`
     default_beta: float | None
     infinite: str | None  # "student": where the student has probability 0 and the teacher not; "teacher": reverse
     pull: Callable[[float], float] | None = None  # see `_common_pull`: c as a multiple of the value
 
 
 DIVERGENCES: dict[str, Divergence] = {
-    "forward_kl": Divergence(_forward_kl, None, "student"),
+    "forward_kl": Divergence(None, None, "student"),
     "reverse_kl": Divergence(_reverse_kl, None, "teacher", lambda _: 1.0),
     "jsd": Divergence(_jsd, 0.5, None),
     "normalized_jsd": Divergence(_normalized_jsd, 0.5, None),
@@ -202,6 +198,8 @@ def token_divergence(
             "with both models and bring both to one vocabulary size."
         )
     dtype = computation_dtype(student_logits, teacher_logits)
+    if entry.integrand is None:
+        return forward_kl(student_logits, teacher_logits, temperature, dtype)
     log_q = log_probabilities(student_logits, temperature, dtype)
     log_p = log_probabilities(teacher_logits, temperature, dtype)
     pair = _Pair(ops.exp(log_p), ops.exp(log_q), log_p, log_q, log_p - log_q)
@@ -246,12 +244,7 @@ def token_cross_entropy(student_logits: Any, target_ids: Any) -> Any:
             "`target_ids` must have the shape of `student_logits` without its last axis. Received "
             f"{tuple(target_ids.shape)} for logits {tuple(student_logits.shape)}."
         )
-    # Backends disagree on an id outside of the vocabulary (an error, NaN, another id): here it has no mass.
-    known = ops.logical_and(target_ids >= 0, target_ids < student_logits.shape[-1])
-    ids = ops.where(known, target_ids, ops.zeros_like(target_ids))
-    chosen = gather_ids(log_probabilities(student_logits), ids)
-    possible = ops.logical_and(known, chosen > EXCLUDED)
-    return ops.where(possible, -chosen, ops.full_like(chosen, float("inf")))
+    return cross_entropy(student_logits, target_ids)
 
 
 def positive_temperature(temperature: Any) -> float:

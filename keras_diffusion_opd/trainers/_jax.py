@@ -21,7 +21,7 @@ class BackendWindow:
     gradient_scale: Any
     mean_gradients: Any
     sum_dtype: Any
-    weight_dtype: str
+    weight_dtype: Any
     optimizer: Any
     metrics: Any
     metrics_variables: Any
@@ -85,7 +85,7 @@ class BackendWindow:
     def _single(self, state: Any, data: Any) -> Any:
         """A window of one micro-batch: no sums are kept beside the gradients."""
         tv, ntv, ov, mv = state
-        carry = (None, jnp.zeros((), self.weight_dtype), no_violations(), ntv, mv)
+        carry = (None, jnp.zeros((), self.weight_dtype()), no_violations(), ntv, mv)
         sums, weight, table, ntv, mv = self._micro(carry, (tv, ov), data, 0)
         return self._apply((tv, ntv, ov, mv), sums, weight, table)
 
@@ -132,7 +132,7 @@ class BackendWindow:
         def several(keeper: _Keeper, iterator: Iterator[Any]) -> Any:
             tv, ntv, ov, mv = keeper.state
             data = next(iterator)
-            carry = (zeros(tv), jnp.zeros((), self.weight_dtype), no_violations(), ntv, mv)
+            carry = (zeros(tv), jnp.zeros((), self.weight_dtype()), no_violations(), ntv, mv)
             for index in range(k):
                 if index:
                     try:
@@ -160,6 +160,11 @@ class BackendWindow:
         raise_violations(np.asarray(table))
         self.window_done(bool(moved))
         return logs
+
+    def pass_over(self, state: Any, iterator: Iterator[Any]) -> Any:
+        """In place of `train_function` for a window that was done before: draws its batches, nothing else."""
+        _Keeper(state).guard(self, lambda: [next(iterator) for _ in range(self.steps_per_execution)])
+        return {}, state
 
     def make_test_function(self, force: bool = False) -> None:
         """Build `test_function(state, iterator) -> (logs, state)`."""

@@ -17,7 +17,7 @@ class BackendWindow:
     gradient_scale: Any
     mean_gradients: Any
     sum_dtype: Any
-    weight_dtype: str
+    weight_dtype: Any
     optimizer: Any
     losses: Any
     trainable_variables: Any
@@ -59,7 +59,7 @@ class BackendWindow:
 
     def _start(self) -> Any:
         sums = [tf.zeros(v.shape, self.sum_dtype(v)) for v in self.trainable_variables]
-        return sums, tf.zeros((), self.weight_dtype), no_violations()
+        return sums, tf.zeros((), self.weight_dtype()), no_violations()
 
     def _single(self, data: Any) -> Any:
         """A window of one micro-batch in one graph."""
@@ -123,6 +123,13 @@ class BackendWindow:
         raise_violations(table.numpy())
         self.window_done(bool(moved.numpy()))
         return logs
+
+    def pass_over(self, iterator: Any) -> Any:
+        """In place of `train_function` for a window that was done before: draws its batches, nothing else."""
+        batches = _draw(iterator)
+        for _ in range(self.steps_per_execution):
+            next(batches)
+        return {}
 
     def make_test_function(self, force: bool = False) -> None:
         """Build `test_function(iterator) -> logs`."""

@@ -13,12 +13,15 @@ import keras
 from keras import ops
 
 from keras_diffusion_opd import backend
+from keras_diffusion_opd.data.dataset import PreparedDataset
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.violations import violations
 from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
 from keras_diffusion_opd.trainers.compiling import check_optimizer, refuse_compile_arguments
+from keras_diffusion_opd.trainers.continuation import Continuation, ContinuedCallbacks
 from keras_diffusion_opd.trainers.feeding import DatasetClock, Feed, feed, single
 from keras_diffusion_opd.trainers.metric_set import MetricSet
+from keras_diffusion_opd.trainers.settings import settings_of
 from keras_diffusion_opd.validation import positive_int
 
 if backend.BACKEND == "jax":
@@ -38,6 +41,8 @@ class WindowTrainer(BackendWindow, keras.Model):
     """
 
     loss: Any
+    _dataset: PreparedDataset | None = None
+    _continuation: Continuation | None = None
 
     # ---- compile -----------------------------------------------------------------------------------
 
@@ -87,6 +92,8 @@ class WindowTrainer(BackendWindow, keras.Model):
         self._policy_version = 0
         self.on_empty = on_empty
         self.accumulation_steps = accumulation_steps
+        # Taken now: a callback may change the learning rate, which then is part of the optimizer's state.
+        self._training_settings = settings_of(self)
         self._half_precision = any(layer.compute_dtype == "float16" for layer in self._flatten_layers())
         # Keras decides on loss scaling by the policy of this wrapper; what computes in float16 is inside.
         scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
@@ -117,6 +124,16 @@ class WindowTrainer(BackendWindow, keras.Model):
     def metrics(self) -> list[Any]:
         """`loss`, what the loss reports, then what was given to `compile`."""
         return self._metric_set.all if getattr(self, "_metric_set", None) is not None else []
+
+    @property
+    def training_settings(self) -> dict[str, Any]:
+        """Loss, optimizer and window as they were at `compile`: JSON values, for records and comparisons."""
+        return dict(self._training_settings)
+
+    @property
+    def dataset(self) -> PreparedDataset | None:
+        """The `PreparedDataset` that `fit` is reading; None outside of `fit`, or when it reads something else."""
+        return self._dataset
 
     # ---- fit, evaluate -------------------------------------------------------------------------------
 
@@ -157,7 +174,40 @@ class WindowTrainer(BackendWindow, keras.Model):
         self._adopt(fed, arguments)
         check_optimizer(self)
         self._count_updates()
-        return super().fit(fed.x, **arguments)
+        self._continue(fed, arguments)
+        self._dataset = fed.dataset
+        try:
+            return super().fit(fed.x, **arguments)
+        finally:
+            self._dataset = None
+            if fed.dataset is not None:
+                fed.dataset.start_at(0)
+
+    def continue_from(self, *, epoch: int, batch: int, metric_sums: Any, dataset: Any) -> None:
+        """Have the next `fit` begin there: see `Continuation`. The variables have been put back already."""
+        self._continuation = Continuation(epoch, batch, metric_sums, dataset)
+        self._count_updates()
+
+    def _continue(self, fed: Feed, arguments: dict[str, Any]) -> None:
+        """Where an earlier run is resumed: check that `fit` goes on with it, and pass over what is done."""
+        continuation = self._continuation
+        if continuation is None:
+            return
+        continuation.check(fed.dataset, arguments)
+        if fed.dataset is not None:
+            arguments["callbacks"] = ContinuedCallbacks(continuation, self, fed.dataset, arguments)
+        self.make_train_function()
+        trains, done = self.train_function, continuation.batch // self.accumulation_steps
+
+        def train_function(*state_and_data: Any) -> Any:
+            nonlocal done
+            if done:
+                done -= 1
+                return self.pass_over(*state_and_data)
+            self.train_function, self._continuation = trains, None
+            return trains(*state_and_data)
+
+        self.train_function = train_function
 
     def _adopt(self, fed: Feed, arguments: dict[str, Any]) -> None:
         """Give the dataset its clock; datasets that order themselves are not shuffled a second time."""
@@ -258,7 +308,6 @@ class WindowTrainer(BackendWindow, keras.Model):
             for g, v in zip(sums, self.trainable_variables, strict=True)
         ]
 
-    @property
     def weight_dtype(self) -> str:
         """dtype of the window's weight: that of the widest gradient sum."""
         return max((self.sum_dtype(v) for v in self.trainable_variables), default="float32")

@@ -6,7 +6,8 @@ same weights and make the same number of updates: on hard labels, on the teacher
 on the teacher's scores of their own samples, and on a mixture of both.
 """
 
-from keras_diffusion_opd.demos.tokens.command import main, run
+from keras_diffusion_opd.demos.tokens.command import main
+from keras_diffusion_opd.demos.tokens.experiment import run
 from keras_diffusion_opd.demos.tokens.settings import Settings
 
 __all__ = ["Settings", "main", "run"]

@@ -11,7 +11,12 @@ from keras_diffusion_opd.demos.tokens.settings import Settings, quick
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """`kdo demo tokens ...`: run, print the table, and say where everything is."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"argument --out: cannot make the directory {options.out}: {error.strerror}. Name another one.")
     settings = Settings(out=options.out, seed=options.seed)
     result = run(quick(settings) if options.quick else settings)
     print("\n" + table(result["rows"]) + "\n\n" + result["reading"])

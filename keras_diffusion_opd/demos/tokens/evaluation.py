@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -23,14 +24,32 @@ class Scores:
     Args:
         bits: float64 (N,), negative evidence lower bound in bits per pixel, averaged over the masks drawn.
         teacher_bits: the same of the teacher, on the same masks.
-        kl: float, KL of the student from the teacher in nats per masked token.
-        agreement: float, share of masked tokens at which both put the same level first.
+        kl_sums: float64 (N,), KL of the student from the teacher in nats, summed over masked tokens.
+        agreements: float64 (N,), number of masked tokens at which both put the same level first.
+        masks: float64 (N,), number of masked tokens.
     """
 
     bits: np.ndarray
     teacher_bits: np.ndarray
-    kl: float
-    agreement: float
+    kl_sums: np.ndarray
+    agreements: np.ndarray
+    masks: np.ndarray
+
+    @property
+    def kl(self) -> float:
+        """Nats per masked token."""
+        return float(np.sum(self.kl_sums) / np.sum(self.masks))
+
+    @property
+    def kl_error(self) -> float:
+        """Standard error of `kl` over scans: that of a ratio of sums."""
+        residual = self.kl_sums - self.kl * self.masks
+        return float(np.std(residual, ddof=1) / (np.mean(self.masks) * math.sqrt(len(residual))))
+
+    @property
+    def agreement(self) -> float:
+        """Share of masked tokens."""
+        return float(np.sum(self.agreements) / np.sum(self.masks))
 
 
 class Examiner:
@@ -58,10 +77,11 @@ class Examiner:
 
         self._score = backend.compiled(score, [student, teacher])
 
-    def __call__(self, scans: Scans, draws: int, rows: int = 360) -> Scores:
+    def __call__(
+        self, scans: Scans, draws: int, rows: int = 360, progress: Callable[[int], None] | None = None
+    ) -> Scores:
         """Average over `draws` masks of each scan, `rows` scans at a time."""
-        bits, teacher_bits = np.zeros(len(scans)), np.zeros(len(scans))
-        kl = agreement = masked = 0.0
+        bits, teacher_bits, kl, agreements, masks = np.zeros((5, len(scans)))
         for draw in range(draws):
             out = self.corruption(self.seed, draw, np.arange(len(scans)), scans.token_ids)
             for start in range(0, len(scans), rows):
@@ -75,11 +95,13 @@ class Examiner:
                 mask, weights = out.mask[chosen], out.weights[chosen]
                 bits[chosen] += np.sum(weights * ours, axis=1)
                 teacher_bits[chosen] += np.sum(weights * theirs, axis=1)
-                kl += np.sum(divergence[mask])
-                agreement += np.sum(same[mask])
-                masked += np.sum(mask)
+                kl[chosen] += np.sum(divergence * mask, axis=1)
+                agreements[chosen] += np.sum(same * mask, axis=1)
+                masks[chosen] += np.sum(mask, axis=1)
+            if progress is not None:
+                progress(draw + 1)
         unit = draws * PIXELS * math.log(2)
-        return Scores(bits / unit, teacher_bits / unit, float(kl / masked), float(agreement / masked))
+        return Scores(bits / unit, teacher_bits / unit, kl, agreements, masks)
 
 
 def mean_and_error(values: np.ndarray) -> tuple[float, float]:

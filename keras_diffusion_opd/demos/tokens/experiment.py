@@ -9,16 +9,10 @@ import keras
 from keras_diffusion_opd.backend import BACKEND
 from keras_diffusion_opd.data.stamp import Stamp
 from keras_diffusion_opd.demos.tokens.batches import Batches, Teacher, digit_corruption, in_turn
-from keras_diffusion_opd.demos.tokens.digits import LEVELS, PIXELS, Scans, load_scans
-from keras_diffusion_opd.demos.tokens.evaluation import (
-    Examiner,
-    Reader,
-    Scores,
-    mean_and_error,
-    sliced_wasserstein,
-)
-from keras_diffusion_opd.demos.tokens.progress import Progress
-from keras_diffusion_opd.demos.tokens.report import Results, reading, write_report
+from keras_diffusion_opd.demos.tokens.digits import LEVELS, Scans, load_scans
+from keras_diffusion_opd.demos.tokens.evaluation import Examiner
+from keras_diffusion_opd.demos.tokens.examination import Examination
+from keras_diffusion_opd.demos.tokens.report import Results, reading, require_matplotlib, write_report
 from keras_diffusion_opd.demos.tokens.settings import Settings
 from keras_diffusion_opd.demos.tokens.training import Course, Trained, denoiser
 from keras_diffusion_opd.losses import DistillationLoss, TokenCrossEntropyLoss
@@ -28,9 +22,6 @@ from keras_diffusion_opd.samplers import MaskedSampler
 
 HARD, DISTILLED, ON_POLICY, MIXTURE = "hard labels", "distilled", "on-policy", "mixture"
 STUDENTS = (HARD, DISTILLED, ON_POLICY, MIXTURE)
-
-# Each use of randomness has its own place beside the seed of the run.
-_TEACHER_MASKS, _STUDENT_MASKS, _EXAM_MASKS, _SAMPLES = 1, 2, 3, 4
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -44,8 +35,10 @@ def run(settings: Settings) -> dict[str, Any]:
         (`RunRecord`).
 
     Raises:
+        ModuleNotFoundError: scikit-learn or matplotlib is not installed.
         OSError: `settings.out` cannot be made or written.
     """
+    require_matplotlib()
     settings.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     keras.utils.set_random_seed(settings.seed)
@@ -56,11 +49,11 @@ def run(settings: Settings) -> dict[str, Any]:
     teacher = Teacher(teacher_model, rows=settings.batch_size * 25)
     student = denoiser(settings.student, "student")
     start = student.get_weights()
-    examiner = Examiner(student, teacher_model, digit_corruption(), _seed(settings, _EXAM_MASKS))
+    examiner = Examiner(student, teacher_model, digit_corruption(), settings.seed_of("examination masks"))
     stamps: dict[str, list[Stamp]] = {}
     trained = _train_students(settings, training, held_out, student, teacher, examiner, stamps)
 
-    results = _examine(settings, training, held_out, student, teacher_model, examiner, taught, trained)
+    results = _examine(Examination(settings, training, held_out, examiner), student, teacher_model, taught, trained)
     models = {"teacher": taught.weights, "students at the start": start}
     models |= {name: trained[name].weights for name in STUDENTS}
     data = {"training scans": dataclasses.asdict(training), "held-out scans": dataclasses.asdict(held_out)}
@@ -81,16 +74,12 @@ def run(settings: Settings) -> dict[str, Any]:
     return {"rows": results.rows, "reading": notes["reading"], "record": record}
 
 
-def _seed(settings: Settings, use: int) -> int:
-    return 16 * settings.seed + use
-
-
 def _teach(settings: Settings, training: Scans) -> tuple[Trained, TokenDenoiser]:
     model = denoiser(settings.teacher, "teacher")
     course = Course(model, TokenCrossEntropyLoss(), settings.teacher, settings.epochs)
     batches = Batches(
         digit_corruption(),
-        seed=_seed(settings, _TEACHER_MASKS),
+        seed=settings.seed_of("teacher masks"),
         count=course.updates_per_epoch,
         size=settings.batch_size,
     )
@@ -115,7 +104,7 @@ def _train_students(
     def batches(count: int, scored: bool = True) -> Batches:
         return Batches(
             digit_corruption(),
-            seed=_seed(settings, _STUDENT_MASKS),
+            seed=settings.seed_of("student masks"),
             count=count,
             size=settings.batch_size,
             teacher=teacher if scored else None,
@@ -143,62 +132,21 @@ def _train_students(
 
 
 def _examine(
-    settings: Settings,
-    training: Scans,
-    held_out: Scans,
+    examination: Examination,
     student: TokenDenoiser,
     teacher: TokenDenoiser,
-    examiner: Examiner,
     taught: Trained,
     trained: dict[str, Trained],
 ) -> Results:
-    """Every number of the table, and the samples of the pictures."""
-    reader, sampler = Reader(training), MaskedSampler(LEVELS)
-    classes = {"class_ids": training.class_ids}
-
-    def samples(model: TokenDenoiser, name: str) -> Scans:
-        with Progress(f"samples, {name}", settings.sample_steps) as bar:
-            tokens = sampler.sample(
-                model,
-                shape=(len(training), PIXELS),
-                steps=settings.sample_steps,
-                seed=_seed(settings, _SAMPLES),
-                conditions=classes,
-                callback=lambda step, steps, now: bar.to(step),
-            )
-        return Scans(tokens, training.class_ids)
-
-    def quality(scans: Scans) -> dict[str, Any]:
-        return {"sample_distance": sliced_wasserstein(scans, held_out), "read": reader(scans)}
-
-    real = {"model": "real scans", "sample_distance": sliced_wasserstein(training, held_out), "read": reader(held_out)}
-    results = Results(rows=[real], pictures={"held-out scans": held_out}, curves={}, gains={})
-    scores: dict[str, Scores] = {}
+    """Teacher and students in the order of the table; every student is compared with the first."""
+    results = Results(rows=[examination.real_scans()], pictures={"held-out scans": examination.held_out})
     for name in STUDENTS:
         student.set_weights(trained[name].weights)
-        with Progress(f"examination, {name}", 1) as bar:
-            scores[name] = examiner(held_out, settings.draws)
-            bar.to(1)
+        scores = results.held_out[name] = examination.score(name)
         if name == HARD:
-            drawn = samples(teacher, "teacher")
-            bits, error = mean_and_error(scores[name].teacher_bits)
-            results.add("teacher", drawn, _row(teacher, taught, bits, error) | quality(drawn))
-        drawn = samples(student, name)
-        bits, error = mean_and_error(scores[name].bits)
-        results.gains[name] = mean_and_error(scores[HARD].bits - scores[name].bits)
-        row = _row(student, trained[name], bits, error) | quality(drawn)
-        own = examiner(drawn, max(1, settings.draws // 16))
-        row |= {"kl_held_out": scores[name].kl, "kl_own_samples": own.kl, "agreement": scores[name].agreement}
-        row |= {"gain_over_hard": results.gains[name][0], "gain_error": results.gains[name][1]}
-        results.add(name, drawn, row)
+            results.add("teacher", *examination.teacher(teacher, taught.seconds, scores))
+        picture, row, results.own[name] = examination.student(student, name, trained[name].seconds, scores)
+        row["gain_over_hard"], row["gain_error"] = results.gain(name, HARD)
+        results.add(name, picture, row)
         results.curves[name] = trained[name].curve
     return results
-
-
-def _row(model: TokenDenoiser, trained: Trained, bits: float, error: float) -> dict[str, Any]:
-    return {
-        "parameters": model.count_params(),
-        "seconds": round(trained.seconds, 1),
-        "bits_per_pixel": bits,
-        "bits_error": error,
-    }

@@ -53,7 +53,7 @@ class Progress:
             print(flush=True)
 
 
-class FitProgress(keras.callbacks.Callback):  # type: ignore[misc]
+class FitProgress(keras.callbacks.Callback):
     """Drives one bar through a whole `fit`, whatever its epochs."""
 
     def __init__(self, bar: Progress) -> None:

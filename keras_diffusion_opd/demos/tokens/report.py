@@ -1,6 +1,7 @@
 """Table, picture, words and record of a run."""
 
 import dataclasses
+import importlib
 import io
 import math
 import tempfile
@@ -11,6 +12,7 @@ import keras
 import numpy as np
 
 from keras_diffusion_opd.demos.tokens.digits import CLASSES, SIDE, Scans, one_of_each
+from keras_diffusion_opd.demos.tokens.evaluation import Scores, mean_and_error
 from keras_diffusion_opd.demos.tokens.settings import Settings
 from keras_diffusion_opd.provenance import RunRecord, write_bytes
 
@@ -20,13 +22,17 @@ _COLUMNS: tuple[tuple[str, Any], ...] = (
     ("parameters", lambda r: f"{r['parameters']:,}"),
     ("bits per pixel", lambda r: f"{r['bits_per_pixel']:.4f} ± {r['bits_error']:.4f}"),
     ("gain over hard", lambda r: f"{r['gain_over_hard']:+.4f} ± {r['gain_error']:.4f}"),
-    ("KL held-out", lambda r: f"{r['kl_held_out']:.4f}"),
-    ("KL own", lambda r: f"{r['kl_own_samples']:.4f}"),
+    ("KL held-out", lambda r: f"{r['kl_held_out']:.4f} ± {r['kl_held_out_error']:.4f}"),
+    ("KL own", lambda r: f"{r['kl_own_samples']:.4f} ± {r['kl_own_samples_error']:.4f}"),
     ("agreement", lambda r: f"{r['agreement']:.3f}"),
     ("sample distance", lambda r: f"{r['sample_distance']:.3f}"),
     ("read", lambda r: f"{r['read']:.3f}"),
     ("seconds", lambda r: f"{r['seconds']:.0f}"),
 )
+
+# Unit, and what a positive and a negative difference is called.
+_BITS = ("bits per pixel", "better", "worse")
+_NATS = ("nats", "closer to the teacher", "farther from it")
 
 _LEGEND = """\
 - **bits per pixel**: upper bound on the negative log-likelihood of the held-out scans, with its standard error
@@ -49,18 +55,28 @@ class Results:
         rows: a dict of numbers for each model, in the order of the table.
         pictures: what to show of each model.
         curves: of each student, `(updates, held-out KL)`.
-        gains: of each student, bits per pixel below the hard-label student, and the standard error.
+        held_out, own: scores of each student on held-out scans, and on its own samples.
     """
 
     rows: list[dict[str, Any]]
     pictures: dict[str, Scans]
-    curves: dict[str, list[tuple[int, float]]]
-    gains: dict[str, tuple[float, float]]
+    curves: dict[str, list[tuple[int, float]]] = dataclasses.field(default_factory=dict)
+    held_out: dict[str, Scores] = dataclasses.field(default_factory=dict)
+    own: dict[str, Scores] = dataclasses.field(default_factory=dict)
 
-    def add(self, name: str, samples: Scans, row: dict[str, Any]) -> None:
+    def add(self, name: str, picture: Scans, row: dict[str, Any]) -> None:
         """One model more."""
         self.rows.append({"model": name, **row})
-        self.pictures[name] = samples
+        self.pictures[name] = picture
+
+    def gain(self, name: str, other: str) -> tuple[float, float]:
+        """Bits per pixel that `name` is below `other`, paired scan by scan, and the standard error."""
+        return mean_and_error(self.held_out[other].bits - self.held_out[name].bits)
+
+    def closer(self, name: str, other: str) -> tuple[float, float]:
+        """Nats that `name` is closer to the teacher than `other`, each on its own samples; standard error."""
+        ours, theirs = self.own[name], self.own[other]
+        return theirs.kl - ours.kl, math.hypot(ours.kl_error, theirs.kl_error)
 
 
 def _cells(rows: list[dict[str, Any]]) -> list[list[str]]:
@@ -95,30 +111,37 @@ def _markdown_table(rows: list[dict[str, Any]]) -> str:
 
 def reading(results: Results) -> str:
     """The result in words, whatever it is."""
-    by_name = {row["model"]: row for row in results.rows}
-    gain, error = results.gains["distilled"]
-    sure = gain / error if error else math.inf
-    words = [
-        f"The distilled student is {abs(gain):.4f} bits per pixel {'better' if gain > 0 else 'worse'} than the one "
-        f"trained on hard labels ({abs(sure):.1f} standard errors of the paired difference)."
-    ]
+    gain, error = results.gain("distilled", "hard labels")
+    words = ["Against hard labels, the distilled student is " + _difference(gain, error, _BITS) + "."]
+    helped = []
     for name in ("on-policy", "mixture"):
-        more = gain - results.gains[name][0]
-        own = by_name[name]["kl_own_samples"] - by_name["distilled"]["kl_own_samples"]
+        gain, error = results.gain(name, "distilled")
+        closer, closer_error = results.closer(name, "distilled")
+        helped += [gain > 2 * error]
         words.append(
-            f"Beside it, the {name} student is {abs(more):.4f} bits per pixel {'worse' if more > 0 else 'better'} on "
-            f"held-out scans, and {abs(own):.4f} nats {'farther from' if own > 0 else 'closer to'} the teacher on its "
-            "own samples."
+            f"Against the distilled student, the {name} student is {_difference(gain, error, _BITS)} on held-out "
+            f"scans, and {_difference(closer, closer_error, _NATS)} on its own samples."
         )
-    best = min(("distilled", "on-policy", "mixture"), key=lambda name: by_name[name]["bits_per_pixel"])
-    if best == "distilled":
+    if not any(helped):
         words.append(
-            "Here on-policy training adds nothing to the bound: there are plenty of real scans, and masking them "
-            "already gives every state that a sampler in random order can visit."
+            "So on-policy batches do not lower the bound here: there are many real scans, and masking them at random "
+            "already shows the student every kind of state that a sampler in random order visits."
         )
-    else:
-        words.append(f"The lowest bound is that of the {best} student.")
     return " ".join(words)
+
+
+def _difference(value: float, error: float, words: tuple[str, str, str]) -> str:
+    """The difference with its size in standard errors; none where it is below two of them."""
+    unit, more, less = words
+    sure = abs(value) / error if error else math.inf
+    if sure < 2:
+        return f"no {more} or {less} within the error ({value:+.4f} ± {error:.4f} {unit})"
+    return f"{abs(value):.4f} {unit} {more if value > 0 else less} ({sure:.1f} standard errors)"
+
+
+def require_matplotlib() -> None:
+    """ModuleNotFoundError at once, rather than after the training, where the picture cannot be drawn."""
+    importlib.import_module("matplotlib")
 
 
 def write_report(settings: Settings, record: RunRecord, results: Results, models: dict[str, keras.Model]) -> None:
@@ -133,6 +156,9 @@ def write_report(settings: Settings, record: RunRecord, results: Results, models
 {record.metadata["reading"]}
 
 ![Samples from the same seeds, and how the students approach the teacher](report.png)
+
+*Samples are drawn from the same seeds at temperature {settings.picture_temperature:g}, one pixel at a time in random
+order; those that are measured, at temperature 1.*
 
 {_markdown_table(results.rows)}
 
@@ -163,11 +189,14 @@ def _picture(settings: Settings, results: Results) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 3.1 + 1.35 * settings.rows), layout="constrained")
+    heights = [2 * (0.5 * settings.rows + 0.35), 3.0]
+    figure = Figure(figsize=(15, sum(heights)), layout="constrained")
     canvas = FigureCanvasAgg(figure)
-    upper, lower = figure.subfigures(2, 1, height_ratios=[1.35 * settings.rows, 3.1])
+    parts: Any = figure.subfigures(2, 1, height_ratios=heights)
+    upper, lower = parts
     by_name = {row["model"]: row for row in results.rows}
-    for axes, (name, scans) in zip(upper.subplots(2, 3).ravel(), results.pictures.items(), strict=True):
+    panels = upper.subplots(2, 3, gridspec_kw={"wspace": 0.06})
+    for axes, (name, scans) in zip(panels.ravel(), results.pictures.items(), strict=True):
         axes.imshow(_grid(scans, settings.rows), cmap="gray_r", vmin=0, vmax=16, interpolation="nearest")
         bits = by_name.get(name, {}).get("bits_per_pixel")
         axes.set_title(name if bits is None else f"{name}: {bits:.3f} bits per pixel", fontsize=11)
@@ -175,18 +204,19 @@ def _picture(settings: Settings, results: Results) -> bytes:
     left, right = lower.subplots(1, 2)
     for name, curve in results.curves.items():
         left.plot(*zip(*curve, strict=True), marker="o", markersize=3, label=name)
-    left.set(xlabel="updates", ylabel="KL to the teacher (nats)", yscale="log", title="on held-out scans")
+    left.set(xlabel="updates", ylabel="nats", yscale="log", title="KL to the teacher on held-out scans")
+    left.yaxis.set_minor_formatter("{x:.2g}")
+    left.yaxis.set_major_formatter("{x:.2g}")
     left.legend(frameon=False)
     names = list(results.curves)
     values = [by_name[name]["bits_per_pixel"] for name in names]
-    errors = [results.gains[name][1] for name in names]
-    right.barh(names, values, xerr=errors, color=[f"C{i}" for i in range(len(names))], capsize=3)
-    teacher = by_name["teacher"]["bits_per_pixel"]
-    right.axvline(teacher, color="black", linestyle="--", linewidth=1)
-    right.annotate("teacher", (teacher, -0.45), xytext=(4, 0), textcoords="offset points", va="center")
-    low, high = min(values + [teacher]), max(values)
-    right.set(xlim=(low - 0.3 * (high - low) - 1e-3, high + 0.3 * (high - low) + 1e-3))
-    right.set(title="bound on held-out scans (error: of the difference to hard labels)", xlabel="bits per pixel")
+    errors = [by_name[name]["gain_error"] for name in names]
+    for name, value, error in zip(names, values, errors, strict=True):
+        right.errorbar(value, name, xerr=error, fmt="o", capsize=4)
+    right.axvline(by_name["teacher"]["bits_per_pixel"], color="black", linestyle="--", linewidth=1, label="teacher")
+    right.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.08, 1.0))
+    right.set(title="bound on held-out scans (errors: of the difference to hard labels)", xlabel="bits per pixel")
+    right.margins(0.1, 0.2)
     right.invert_yaxis()
     buffer = io.BytesIO()
     figure.set_dpi(100)

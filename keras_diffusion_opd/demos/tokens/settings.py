@@ -31,6 +31,9 @@ TEACHER = Network(128, 5, 6, dropout=0.2, updates=4800, learning_rate=3e-3, weig
 STUDENT = Network(32, 3, 4, dropout=0.0, updates=2000, learning_rate=6e-3, weight_decay=0.01)
 
 
+_USES = ("teacher masks", "student masks", "examination masks", "samples")
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """All settings of a run.
@@ -45,6 +48,7 @@ class Settings:
         rollout_steps: int, sampling steps of those.
         sample_steps: int, sampling steps of pictures and of the samples that are measured; 64 samples the
             model exactly.
+        picture_temperature: float >= 0, of the samples in the picture. Those that are measured have 1.
         draws: int, masks drawn of every held-out scan for the bound.
         rows: int, rows of ten digits in a picture.
         quick: bool, whether this is the small size that only shows that everything runs.
@@ -62,6 +66,7 @@ class Settings:
     pool: int = 640
     rollout_steps: int = 32
     sample_steps: int = 64
+    picture_temperature: float = 0.8
     draws: int = 64
     rows: int = 4
     quick: bool = False
@@ -78,6 +83,10 @@ class Settings:
                 raise ValueError(
                     f"`{name}.updates` must be a multiple of the {self.epochs} epochs. Received {network.updates}."
                 )
+
+    def seed_of(self, use: str) -> int:
+        """The seed of one use of randomness: none of them shares its numbers with another."""
+        return len(_USES) * self.seed + _USES.index(use)
 
     def to_json(self) -> dict[str, Any]:
         """The settings as JSON values."""

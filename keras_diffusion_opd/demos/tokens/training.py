@@ -103,7 +103,7 @@ class Course:
         return Trained(self.model.get_weights(), seconds, curve.points)
 
 
-class _Curve(keras.callbacks.Callback):  # type: ignore[misc]
+class _Curve(keras.callbacks.Callback):
     """Notes a number at the end of every epoch, and the time that this took."""
 
     def __init__(self, watch: Callable[[], float] | None) -> None:
