@@ -12,7 +12,7 @@ import numpy as np
 from keras_diffusion_opd.callbacks.checkpoint_files import places, read_record, read_state
 from keras_diffusion_opd.callbacks.training_state import layout, state_arrays, state_variables
 from keras_diffusion_opd.data.dataset import PreparedDataset
-from keras_diffusion_opd.provenance import Parent, Recipe
+from keras_diffusion_opd.provenance import Parent, Recipe, digest
 from keras_diffusion_opd.provenance.differences import differences
 
 
@@ -103,6 +103,8 @@ def resume(
         raise ValueError(f"The checkpoint {path} is not one of this run:\n- " + "\n- ".join(different))
     variables = state_variables(trainer)
     state, problems = read_state(path, record, state_arrays(variables))
+    if not problems and digest(state["student"]) != record["student"]:
+        problems = ["student.safetensors: it holds another student than the record says"]
     if problems:
         raise ValueError(f"The checkpoint {path} is damaged:\n- " + "\n- ".join(problems))
     run = RunState(record["epoch"], record["batch"], record["updates"], recipe, path)

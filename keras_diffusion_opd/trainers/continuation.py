@@ -118,3 +118,23 @@ class ContinuedCallbacks(keras.callbacks.CallbackList):
         """The next epoch begins at its beginning."""
         self._dataset.start_at(0)
         super().on_epoch_end(epoch, logs)
+
+
+class PassingOver:
+    """A `train_function` that lets the windows that were done before pass, and then trains.
+
+    Args:
+        trainer: the trainer, its `train_function` made.
+        windows: int >= 0, windows to let pass.
+    """
+
+    def __init__(self, trainer: Any, windows: int) -> None:
+        self.trainer, self.left, self.trains = trainer, windows, trainer.train_function
+
+    def __call__(self, *state_and_data: Any) -> Any:
+        """One window: state and data as the backend's train function takes them."""
+        if self.left:
+            self.left -= 1
+            return self.trainer.pass_over(*state_and_data)
+        self.trainer.continued()
+        return self.trains(*state_and_data)

@@ -18,7 +18,7 @@ from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.violations import violations
 from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
 from keras_diffusion_opd.trainers.compiling import check_optimizer, refuse_compile_arguments
-from keras_diffusion_opd.trainers.continuation import Continuation, ContinuedCallbacks
+from keras_diffusion_opd.trainers.continuation import Continuation, ContinuedCallbacks, PassingOver
 from keras_diffusion_opd.trainers.feeding import DatasetClock, Feed, feed, single
 from keras_diffusion_opd.trainers.metric_set import MetricSet
 from keras_diffusion_opd.trainers.settings import settings_of
@@ -180,6 +180,8 @@ class WindowTrainer(BackendWindow, keras.Model):
             return super().fit(fed.x, **arguments)
         finally:
             self._dataset = None
+            if isinstance(self.train_function, PassingOver):
+                self.train_function = self.train_function.trains
             if fed.dataset is not None:
                 fed.dataset.start_at(0)
 
@@ -187,6 +189,10 @@ class WindowTrainer(BackendWindow, keras.Model):
         """Have the next `fit` begin there: see `Continuation`. The variables have been put back already."""
         self._continuation = Continuation(epoch, batch, metric_sums, dataset)
         self._count_updates()
+
+    def continued(self) -> None:
+        """The run goes on: the first window that was not done before is about to begin."""
+        self._continuation = None
 
     def _continue(self, fed: Feed, arguments: dict[str, Any]) -> None:
         """Where an earlier run is resumed: check that `fit` goes on with it, and pass over what is done."""
@@ -197,17 +203,7 @@ class WindowTrainer(BackendWindow, keras.Model):
         if fed.dataset is not None:
             arguments["callbacks"] = ContinuedCallbacks(continuation, self, fed.dataset, arguments)
         self.make_train_function()
-        trains, done = self.train_function, continuation.batch // self.accumulation_steps
-
-        def train_function(*state_and_data: Any) -> Any:
-            nonlocal done
-            if done:
-                done -= 1
-                return self.pass_over(*state_and_data)
-            self.train_function, self._continuation = trains, None
-            return trains(*state_and_data)
-
-        self.train_function = train_function
+        self.train_function: Any = PassingOver(self, continuation.batch // self.accumulation_steps)
 
     def _adopt(self, fed: Feed, arguments: dict[str, Any]) -> None:
         """Give the dataset its clock; datasets that order themselves are not shuffled a second time."""

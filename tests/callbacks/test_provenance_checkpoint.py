@@ -11,7 +11,7 @@ import safetensors.numpy
 import keras_diffusion_opd as kdo
 from tests.students import make_batches, make_student, make_trainer, optimizer_state, same_bits, weights_of
 
-SIZES = [(2, 6)] * 5 + [(1, 4)] * 2  # 7 batches: windows of 3, 3 and 1
+SIZES = [(2, 6)] * 7  # 7 batches: windows of 3, 3 and 1
 METADATA = {"corpus": "digits", "tags": ["a", 1, None]}
 
 

@@ -31,6 +31,13 @@ class KillAfter(keras.callbacks.Callback):
             raise KilledError
 
 
+class DieAtOnce(keras.callbacks.Callback):
+    """Dies before the first window."""
+
+    def on_train_begin(self, logs=None):
+        raise KilledError
+
+
 class Heard(keras.callbacks.Callback):
     """What a callback hears of the windows."""
 
@@ -73,7 +80,7 @@ def make_dataset(**arguments):
 
 def fit(trainer, directory, *callbacks, dataset=None, **arguments):
     """`fit` with checkpoints after every window; gives the history."""
-    checkpoint = kdo.callbacks.ProvenanceCheckpoint(directory, every=1)
+    checkpoint = kdo.callbacks.ProvenanceCheckpoint(directory, every=1, keep=9)
     dataset = make_dataset() if dataset is None else dataset
     arguments = {"epochs": EPOCHS, "verbose": 0, **arguments}
     return trainer.fit(dataset, callbacks=[checkpoint, *callbacks], **arguments).history
@@ -86,28 +93,31 @@ def state_of(trainer):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """State, losses of the epochs, what callbacks heard and which batches were drawn, of the run in one piece."""
-    trainer, dataset, heard = make_all(), make_dataset(), Heard()
-    history = fit(trainer, tmp_path_factory.mktemp("whole"), heard, dataset=dataset)
-    return state_of(trainer), history, heard.windows, dataset._source.drawn
+    """State, losses of the epochs, what callbacks heard, batches drawn, and checkpoints of the run in one piece."""
+    trainer, dataset, heard, directory = make_all(), make_dataset(), Heard(), tmp_path_factory.mktemp("whole")
+    history = fit(trainer, directory, heard, dataset=dataset)
+    return state_of(trainer), history, heard.windows, dataset._source.drawn, directory
 
 
-@pytest.mark.parametrize("windows", range(1, WINDOWS + 1))
-def test_run_that_is_killed_after_any_window_and_resumed_equals_the_uninterrupted_one(windows, uninterrupted, tmp_path):
-    expected, history, heard_by_all, drawn = uninterrupted
-    before, after = Heard(), Heard()
-    with pytest.raises(KilledError):
-        fit(make_all(), tmp_path, before, KillAfter(windows))
-    trainer, dataset = make_all(seed=99), make_dataset()
+def as_left_by_a_kill(whole, directory, updates):
+    """The checkpoints of the first `updates` windows of a run."""
+    for path in whole.iterdir():
+        if int(path.name.split("-")[1].split(".")[0]) <= updates:
+            shutil.copytree(path, directory / path.name)
+
+
+@pytest.mark.parametrize("windows", range(1, WINDOWS))
+def test_run_that_is_resumed_after_any_window_equals_the_uninterrupted_one(windows, uninterrupted, tmp_path):
+    expected, history, heard_by_all, drawn, whole = uninterrupted
+    as_left_by_a_kill(whole, tmp_path, windows)
+    trainer, dataset, heard = make_all(seed=99), make_dataset(), Heard()
     state = kdo.callbacks.resume(trainer, tmp_path, dataset=dataset)
-    # The epoch's last window is saved when the epoch has ended: a run killed in between does it again.
-    done = windows - (windows % 3 == 0)
-    assert state.updates == trainer.policy_version == done
-    assert (state.epoch, state.batch) == (done // 3, done % 3 * 3)
-    resumed = fit(trainer, tmp_path, after, dataset=dataset, initial_epoch=state.epoch)
+    assert state.updates == trainer.policy_version == windows
+    assert (state.epoch, state.batch) == (windows // 3, windows % 3 * 3)
+    resumed = fit(trainer, tmp_path, heard, dataset=dataset, initial_epoch=state.epoch)
     assert same_bits(state_of(trainer), expected)
     assert resumed == {name: values[state.epoch :] for name, values in history.items()}
-    assert before.windows[: 2 * done] + after.windows == heard_by_all
+    assert heard.windows == heard_by_all[2 * windows :]
     # In the same order; TensorFlow looks at one batch more to learn the form of the data.
     wanted = drawn[-(len(SIZES) * (EPOCHS - state.epoch) - state.batch) :]
     assert dataset._source.drawn[-len(wanted) :] == wanted
@@ -116,7 +126,7 @@ def test_run_that_is_killed_after_any_window_and_resumed_equals_the_uninterrupte
 
 def test_run_that_is_killed_after_every_window_equals_the_uninterrupted_one(uninterrupted, tmp_path):
     for attempt in range(99):
-        trainer = make_all(seed=attempt)
+        trainer = make_all(seed=attempt + 1)
         epoch = kdo.callbacks.resume(trainer, tmp_path).epoch if attempt else 0
         # Two windows an attempt: the last of an epoch counts only when the epoch has ended.
         try:
@@ -129,15 +139,14 @@ def test_run_that_is_killed_after_every_window_equals_the_uninterrupted_one(unin
 
 
 def test_compiled_run_is_resumed_within_an_epoch_too(tmp_path):
-    whole = make_all(run_eagerly=False)
-    fit(whole, tmp_path / "a")
-    with pytest.raises(KilledError):
-        fit(make_all(run_eagerly=False), tmp_path / "b", KillAfter(5))
     trainer = make_all(run_eagerly=False)
-    state = kdo.callbacks.resume(trainer, tmp_path / "b")
+    fit(trainer, tmp_path / "whole")
+    expected = state_of(trainer)
+    as_left_by_a_kill(tmp_path / "whole", tmp_path / "killed", 5)
+    state = kdo.callbacks.resume(trainer, tmp_path / "killed")  # compiling another one is what would take time
     assert (state.epoch, state.batch) == (1, 6)
-    fit(trainer, tmp_path / "b", initial_epoch=1)
-    assert same_bits(state_of(trainer), state_of(whole))
+    fit(trainer, tmp_path / "killed", initial_epoch=1)
+    assert same_bits(state_of(trainer), expected)
 
 
 def test_finished_run_may_be_continued_as_by_a_second_fit(tmp_path):
@@ -203,7 +212,7 @@ def test_student_of_other_shapes_or_frozen_parts_is_refused(tmp_path):
 def test_other_parents_other_keras_and_other_backend_are_refused(tmp_path):
     interrupted(tmp_path)
     (path,) = tmp_path.glob("step-*1")
-    record = json.loads((path / "checkpoint.json").read_text())
+    record = read(path)
     record["recipe"]["versions"]["keras"] = "3.1.4"
     record["recipe"]["hyperparameters"]["backend"] = "paper"
     rewrite(path, record)
@@ -213,6 +222,10 @@ def test_other_parents_other_keras_and_other_backend_are_refused(tmp_path):
     assert "`versions.keras`: '3.1' in the checkpoint" in str(caught.value)
     assert "`trainer.backend`: 'paper' in the checkpoint" in str(caught.value)
     assert "`parents.teacher/large`: nothing in the checkpoint, '000" in str(caught.value)
+
+
+def read(path):
+    return json.loads((path / "checkpoint.json").read_text())
 
 
 def rewrite(path, record):
@@ -250,6 +263,8 @@ def swap(path):
             ),
             "was changed after it was written",
         ),
+        (lambda path: rewrite(path, {**read(path), "student": "0" * 64}), "another student than the record says"),
+        (lambda path: rewrite(path, {**read(path), "surprise": 1}), r"is damaged: .*unknown: \['surprise'\]"),
         (lambda path: (path / "checkpoint.json").write_text("{}"), "must be a record of format"),
     ],
 )
@@ -289,6 +304,8 @@ def test_fit_that_would_not_go_on_is_refused_and_may_be_called_again(arguments, 
     dataset = datasets.get(arguments.get("dataset"), make_dataset)()
     with pytest.raises(ValueError, match=phrase):
         fit(trainer, tmp_path, **{**arguments, "dataset": dataset})
+    with pytest.raises(KilledError):
+        fit(trainer, tmp_path, DieAtOnce())
     assert same_bits(weights_of(trainer), before)
     fit(trainer, tmp_path, epochs=1)
     assert trainer.policy_version == 3
