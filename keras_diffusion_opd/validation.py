@@ -20,3 +20,11 @@ def positive_int(name: str, value: Any) -> int:
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or int(value) < 1:
         raise ValueError(f"`{name}` must be a whole number of at least 1. Received {value!r}.")
     return int(value)
+
+
+def positive_temperature(temperature: Any) -> float:
+    """`temperature` as a float, or ValueError unless it is a finite real number above 0."""
+    temperature = finite_real("temperature", temperature)
+    if temperature <= 0.0:
+        raise ValueError(f"`temperature` must be positive. Received {temperature}. 1.0 leaves the logits as they are.")
+    return temperature

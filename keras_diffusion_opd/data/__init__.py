@@ -5,6 +5,7 @@ from keras_diffusion_opd.data.dataset import PreparedDataset, StaleBatchError
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch, concatenate_batches
 from keras_diffusion_opd.data.stamp import Stamp
 from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets
+from keras_diffusion_opd.data.top_k_targets import TopKTargets
 from keras_diffusion_opd.data.violations import violations
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "StaleBatchError",
     "Stamp",
     "TeacherTargets",
+    "TopKTargets",
     "concatenate_batches",
     "violations",
 ]

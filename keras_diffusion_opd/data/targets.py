@@ -55,6 +55,14 @@ class TeacherTargets(abc.ABC):
     def invalid(self) -> Any:
         """bool (B, L): positions where the teacher says nothing usable (NaN, +inf, no finite logit)."""
 
+    def faults(self, vocabulary: int | None = None) -> dict[str, Any]:
+        """What can be wrong at a position, in words, and a bool (B, L) that says where it is.
+
+        Args:
+            vocabulary: V of the student, where it is known.
+        """
+        return {"teacher targets must hold a distribution. Received none": self.invalid()}
+
     @classmethod
     def from_arrays(cls, arrays: dict[str, Any], settings: dict[str, Any]) -> "TeacherTargets":
         """The inverse of `arrays` and `settings`. Does not validate."""
@@ -142,6 +150,11 @@ class DenseTargets(TeacherTargets):
     def invalid(self) -> Any:
         """bool (B, L), see `TeacherTargets.invalid`."""
         return no_distribution(self.logits)
+
+    def faults(self, vocabulary: int | None = None) -> dict[str, Any]:
+        """See `TeacherTargets.faults`; `vocabulary` changes nothing."""
+        what = "must contain only finite values (-inf may exclude single ids). Received NaN, +inf or no finite logit"
+        return {f"teacher_logits {what}": self.invalid()}
 
 
 def no_distribution(logits: Any) -> Any:

@@ -15,7 +15,8 @@ MESSAGES: dict[str, str] = {
     "targets_in_vocabulary": "active target_ids must be smaller than the vocabulary size of the student's logits",
     "teacher_finite": (
         "active teacher targets must contain only finite values (-inf may exclude single ids). Look for padding "
-        "rows that were scored, or a half-precision teacher that overflowed"
+        "rows that were scored, or a half-precision teacher that overflowed. Top-k ids must lie in the student's "
+        "vocabulary, each at most once in a position; their probabilities and the tail must sum to 1"
     ),
     "student_finite": (
         "active student logits must be finite (-inf may exclude single ids). Training has diverged or half "
@@ -62,9 +63,10 @@ def violations(batch: PreparedBatch, logits: Any, loss_total: Any) -> dict[str, 
         "targets_in_vocabulary": ops.logical_and(active, ids >= logits.shape[-1]),
         "student_finite": ops.logical_and(active, no_distribution(logits)),
     }
-    found["teacher_finite"] = (
-        ops.zeros_like(active) if batch.teacher is None else ops.logical_and(active, batch.teacher.invalid())
-    )
+    found["teacher_finite"] = ops.zeros_like(active)
+    if batch.teacher is not None:
+        faults = [ops.convert_to_tensor(where) for where in batch.teacher.faults(logits.shape[-1]).values()]
+        found["teacher_finite"] = ops.logical_and(active, ops.any(ops.stack(faults), axis=0))
     known = ops.any(ops.stack([ops.any(x) for x in found.values()]))
     unexplained = ops.logical_and(ops.logical_not(ops.isfinite(loss_total)), ops.logical_not(known))
     found["loss_finite"] = ops.logical_and(unexplained, _suspects(batch, logits, active))

@@ -3,6 +3,7 @@
 from keras_diffusion_opd.losses.distillation import DistillationLoss, TokenCrossEntropyLoss
 from keras_diffusion_opd.losses.divergences import token_cross_entropy, token_divergence
 from keras_diffusion_opd.losses.keras_losses import TeacherDivergence, TokenCrossEntropy
+from keras_diffusion_opd.losses.top_k import top_k_divergence
 from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "WeightedSum",
     "token_cross_entropy",
     "token_divergence",
+    "top_k_divergence",
 ]

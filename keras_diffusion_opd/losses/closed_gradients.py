@@ -12,7 +12,8 @@ from typing import Any
 
 from keras import ops
 
-from keras_diffusion_opd.losses.numerics import EXCLUDED, excess, gather_ids, log_probabilities
+from keras_diffusion_opd.data.log_space import EXCLUDED, gather_ids, log_probabilities
+from keras_diffusion_opd.losses.numerics import excess
 
 
 def _differentiated(function: Callable[[Any], tuple[Any, Callable[[Any], Any]]], logits: Any) -> Any:

@@ -7,18 +7,15 @@ import numpy as np
 from keras import ops
 
 from keras_diffusion_opd import backend
+from keras_diffusion_opd.data.log_space import computation_dtype
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets
+from keras_diffusion_opd.data.top_k_targets import TopKTargets
 from keras_diffusion_opd.losses.closed_gradients import select_active
-from keras_diffusion_opd.losses.divergences import (
-    positive_temperature,
-    resolve_divergence,
-    token_cross_entropy,
-    token_divergence,
-)
-from keras_diffusion_opd.losses.numerics import computation_dtype
+from keras_diffusion_opd.losses.divergences import resolve_divergence, token_cross_entropy, token_divergence
+from keras_diffusion_opd.losses.top_k import top_k_divergence
 from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
-from keras_diffusion_opd.validation import finite_real
+from keras_diffusion_opd.validation import finite_real, positive_temperature
 
 
 def active_only(active: Any, values: Any) -> Any:
@@ -53,38 +50,56 @@ def prepare(student_logits: Any, batch: PreparedBatch) -> tuple[Any, Any, Any, A
     return logits, active_only(active, batch.target_ids), active, weights
 
 
-def dense_teacher(batch: PreparedBatch, student_logits: Any) -> Any:
-    """The teacher's dense logits; raises unless there are some, of the student's shape, finite where active."""
-    if batch.teacher is None:
+def soft_values(logits: Any, batch: PreparedBatch, active: Any, divergence: str, temperature: float, beta: Any) -> Any:
+    """The divergence from the batch's teacher, whatever its kind, float (B, L), times `temperature ** 2`.
+
+    Args:
+        logits: float (B, L, V), silenced where inactive.
+        batch: with a teacher; any of its values where inactive.
+        active: bool (B, L).
+        divergence: a name from `token_divergence`.
+        temperature: > 0.
+        beta: in (0, 1) or None.
+    """
+    teacher = batch.teacher
+    if teacher is None:
         raise ValueError(
             "Distillation needs a teacher, and this batch has none. Pass teacher=DenseTargets(logits) to "
             "PreparedBatch.create, or train on hard labels alone with TokenCrossEntropyLoss."
         )
-    if not isinstance(batch.teacher, DenseTargets):
-        raise TypeError(f"This loss needs DenseTargets. Received {type(batch.teacher).__name__}.")
-    teacher, student = tuple(batch.teacher.logits.shape), tuple(student_logits.shape)
-    if teacher != student:
+    if not isinstance(teacher, DenseTargets | TopKTargets):
+        raise TypeError(f"This loss needs DenseTargets or TopKTargets. Received {type(teacher).__name__}.")
+    if isinstance(teacher, DenseTargets):
+        refuse_other_vocabulary(teacher, logits)
+    refuse_unusable_teacher(teacher, batch.loss_weights, logits.shape[-1])
+    silent: Any = teacher.map(lambda array: ops.stop_gradient(active_only(active, array)))
+    settings = {"divergence": divergence, "temperature": temperature, "beta": beta}
+    if isinstance(silent, TopKTargets):
+        return top_k_divergence(logits, silent, **settings)
+    return token_divergence(logits, silent.logits, **settings)
+
+
+def refuse_other_vocabulary(teacher: DenseTargets, student_logits: Any) -> None:
+    """ValueError unless the dense teacher's logits have the student's shape."""
+    theirs, ours = tuple(teacher.logits.shape), tuple(student_logits.shape)
+    if theirs != ours:
         raise ValueError(
-            f"Student and teacher logits must have identical shapes. Received student {student} and teacher "
-            f"{teacher}. Pad the smaller vocabulary with -inf in both models."
+            f"Student and teacher logits must have identical shapes. Received student {ours} and teacher "
+            f"{theirs}. Pad the smaller vocabulary with -inf in both models."
         )
-    refuse_nonfinite_teacher(batch.teacher, batch.loss_weights)
-    return batch.teacher.logits
 
 
-def refuse_nonfinite_teacher(teacher: TeacherTargets, loss_weights: Any) -> None:
-    """ValueError where the values can be read and the teacher has none at an active position."""
+def refuse_unusable_teacher(teacher: TeacherTargets, loss_weights: Any, vocabulary: int | None) -> None:
+    """ValueError where the values can be read and the teacher has none, or wrong ones, at an active position."""
     arrays = [backend.concrete(x) for x in teacher.arrays().values()]
     weights = backend.concrete(loss_weights)
     if weights is None or any(a is None for a in arrays):
         return
-    wrong = (weights != 0) & teacher.map(backend.concrete).invalid()
-    if np.any(wrong):
-        row, position = np.argwhere(wrong)[0]
-        raise ValueError(
-            "active teacher_logits must contain only finite values (-inf may exclude single ids). Received NaN, "
-            f"+inf or no finite logit at row {row}, position {position} and {int(wrong.sum()) - 1} more."
-        )
+    for what, where in teacher.map(backend.concrete).faults(vocabulary).items():
+        wrong = (weights != 0) & where
+        if np.any(wrong):
+            row, position = np.argwhere(wrong)[0]
+            raise ValueError(f"active {what} at row {row}, position {position} and {int(wrong.sum()) - 1} more.")
 
 
 @keras.saving.register_keras_serializable(package="keras_diffusion_opd")
@@ -164,12 +179,7 @@ class DistillationLoss:
         # 2. The soft loss, towards the teacher.
         soft = zero
         if self.soft_weight:
-            teacher = active_only(
-                active, ops.stop_gradient(ops.convert_to_tensor(dense_teacher(batch, student_logits)))
-            )
-            per_token = token_divergence(
-                logits, teacher, divergence=self.divergence, temperature=self.temperature, beta=self.beta
-            )
+            per_token = soft_values(logits, batch, active, self.divergence, self.temperature, self.beta)
             soft = weighted_sum(ops.cast(per_token, weights.dtype), weights)
         # 3. The hard loss, towards the target ids.
         hard = weighted_sum(token_cross_entropy(logits, ids), weights) if self.hard_weight else zero

@@ -6,15 +6,10 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from keras_diffusion_opd.data.log_space import EXCLUDED, computation_dtype, log_probabilities
 from keras_diffusion_opd.losses.closed_gradients import cross_entropy, forward_kl
-from keras_diffusion_opd.losses.numerics import (
-    EXCLUDED,
-    computation_dtype,
-    excess,
-    log_mixture_ratio,
-    log_probabilities,
-)
-from keras_diffusion_opd.validation import finite_real
+from keras_diffusion_opd.losses.numerics import excess, log_mixture_ratio
+from keras_diffusion_opd.validation import finite_real, positive_temperature
 
 
 class _Pair(NamedTuple):
@@ -25,6 +20,10 @@ class _Pair(NamedTuple):
     log_p: Any
     log_q: Any
     d: Any
+
+
+def _forward_kl(pair: _Pair, beta: float) -> Any:
+    return excess(pair.d, pair.p, pair.q)
 
 
 def _reverse_kl(pair: _Pair, beta: float) -> Any:
@@ -96,14 +95,14 @@ def _common_pull(q: Any, c: Any) -> Any:
 class Divergence(NamedTuple):
     """One entry of the table of divergences: its integrand, its default `beta`, and where it is infinite."""
 
-    integrand: Callable[[_Pair, float], Any] | None  # None: see `closed_gradients.forward_kl`
+    integrand: Callable[[_Pair, float], Any]
     default_beta: float | None
     infinite: str | None  # "student": where the student has probability 0 and the teacher not; "teacher": reverse
     pull: Callable[[float], float] | None = None  # see `_common_pull`: c as a multiple of the value
 
 
 DIVERGENCES: dict[str, Divergence] = {
-    "forward_kl": Divergence(None, None, "student"),
+    "forward_kl": Divergence(_forward_kl, None, "student"),
     "reverse_kl": Divergence(_reverse_kl, None, "teacher", lambda _: 1.0),
     "jsd": Divergence(_jsd, 0.5, None),
     "normalized_jsd": Divergence(_normalized_jsd, 0.5, None),
@@ -131,6 +130,29 @@ def resolve_divergence(divergence: str, beta: float | None) -> tuple[Divergence,
             "For the limits name them: 'forward_kl' or 'reverse_kl'."
         )
     return entry, beta
+
+
+def divergence_of_events(log_p: Any, log_q: Any, entry: Divergence, beta: float) -> Any:
+    """A divergence of two distributions over the same events, given by their logarithms, at temperature 1.
+
+    Args:
+        log_p: float (..., N), the teacher's, at most 0; `EXCLUDED` for probability 0.
+        log_q: float (..., N), the student's.
+        entry: from `resolve_divergence`.
+        beta: from `resolve_divergence`.
+
+    Returns:
+        float (...), at least 0; +inf where that is the true value, with gradient 0.
+    """
+    pair = _Pair(ops.exp(log_p), ops.exp(log_q), log_p, log_q, log_p - log_q)
+    values = ops.sum(entry.integrand(pair, beta), axis=-1)
+    if entry.pull is not None:
+        values = values - _common_pull(pair.q, entry.pull(beta) * values)
+    if entry.infinite is not None:
+        holder, other = (pair.p, log_q) if entry.infinite == "student" else (pair.q, log_p)
+        lost = ops.any(ops.logical_and(holder > 0, other <= EXCLUDED), axis=-1)
+        values = ops.where(lost, ops.full_like(values, float("inf")), values)
+    return values
 
 
 def token_divergence(
@@ -198,19 +220,11 @@ def token_divergence(
             "with both models and bring both to one vocabulary size."
         )
     dtype = computation_dtype(student_logits, teacher_logits)
-    if entry.integrand is None:
+    if divergence == "forward_kl":
         return forward_kl(student_logits, teacher_logits, temperature, dtype)
     log_q = log_probabilities(student_logits, temperature, dtype)
     log_p = log_probabilities(teacher_logits, temperature, dtype)
-    pair = _Pair(ops.exp(log_p), ops.exp(log_q), log_p, log_q, log_p - log_q)
-    values = ops.sum(entry.integrand(pair, beta), axis=-1)
-    if entry.pull is not None:
-        values = values - _common_pull(pair.q, entry.pull(beta) * values)
-    if entry.infinite is not None:
-        holder, other = (pair.p, log_q) if entry.infinite == "student" else (pair.q, log_p)
-        lost = ops.any(ops.logical_and(holder > 0, other <= EXCLUDED), axis=-1)
-        values = ops.where(lost, ops.full_like(values, float("inf")), values)
-    return values * temperature**2
+    return divergence_of_events(log_p, log_q, entry, beta) * temperature**2
 
 
 def token_cross_entropy(student_logits: Any, target_ids: Any) -> Any:
@@ -245,11 +259,3 @@ def token_cross_entropy(student_logits: Any, target_ids: Any) -> Any:
             f"{tuple(target_ids.shape)} for logits {tuple(student_logits.shape)}."
         )
     return cross_entropy(student_logits, target_ids)
-
-
-def positive_temperature(temperature: Any) -> float:
-    """`temperature` as a float, or ValueError unless it is a finite real number above 0."""
-    temperature = finite_real("temperature", temperature)
-    if temperature <= 0.0:
-        raise ValueError(f"`temperature` must be positive. Received {temperature}. 1.0 leaves the logits as they are.")
-    return temperature

@@ -5,14 +5,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_diffusion_opd.losses.divergences import (
-    positive_temperature,
-    resolve_divergence,
-    token_cross_entropy,
-    token_divergence,
-)
+from keras_diffusion_opd.losses.divergences import resolve_divergence, token_cross_entropy, token_divergence
 from keras_diffusion_opd.losses.token_weights import token_weights
 from keras_diffusion_opd.losses.weighted_sum import WeightedSum
+from keras_diffusion_opd.validation import positive_temperature
 
 
 class _TokenLoss(keras.losses.Loss):

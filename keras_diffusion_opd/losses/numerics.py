@@ -1,51 +1,8 @@
-"""Log-probabilities and the integrands of divergences, in float32 log-space or better."""
+"""The integrands of divergences, in float32 log-space or better."""
 
 from typing import Any
 
-import keras
 from keras import ops
-
-# Stands for a log-probability of minus infinity: its exponential is exactly 0, and unlike an infinity it can
-# be subtracted from itself. Logits at or below it (finfo.min as a mask) count as minus infinity.
-EXCLUDED = -1e30
-
-
-def computation_dtype(*arrays: Any) -> str:
-    """`"float64"` where any of the arrays has it, else `"float32"`: never less, whatever the logits are."""
-    dtypes = {keras.backend.standardize_dtype(x.dtype) for x in arrays}
-    return "float64" if "float64" in dtypes else "float32"
-
-
-def log_probabilities(logits: Any, temperature: float = 1.0, dtype: str | None = None) -> Any:
-    """`log softmax(logits / temperature)` over the last axis.
-
-    An id with logit -inf (a mask token that must not be predicted) gets `EXCLUDED` in place of -inf:
-    probability exactly 0, gradient exactly 0.
-
-    Args:
-        logits: float (..., V), any float dtype, no +inf; NaN stays NaN.
-        temperature: > 0.
-        dtype: of the result; `computation_dtype(logits)` by default.
-
-    Returns:
-        (..., V), float32 or float64, at most 0.
-    """
-    scaled = ops.cast(logits, dtype or computation_dtype(logits))
-    if temperature != 1.0:
-        scaled = scaled / temperature
-    # Selected, not `maximum`: Keras on torch takes the maximum of two float64 tensors in float32.
-    excluded = scaled <= EXCLUDED
-    scaled = ops.where(excluded, ops.full_like(scaled, EXCLUDED), scaled)
-    shifted = scaled - ops.stop_gradient(ops.max(scaled, axis=-1, keepdims=True))
-    log_softmax = shifted - ops.log(ops.sum(ops.exp(shifted), axis=-1, keepdims=True))
-    return ops.where(excluded, ops.full_like(scaled, EXCLUDED), log_softmax)
-
-
-def gather_ids(values: Any, ids: Any) -> Any:
-    """`values[..., ids]`: float (..., V) at int (...) gives float (...)."""
-    ids = ops.expand_dims(ops.cast(ids, "int32"), -1)
-    return ops.squeeze(ops.take_along_axis(values, ids, axis=-1), -1)
-
 
 # Terms r^2/2! - r^3/3! + ... - r^9/9! of exp(-r) - 1 + r, lowest first. Below |r| = 1/4 the first term left
 # out is smaller than 1e-10 of the sum; above it the closed form loses at most 2 digits to cancellation.

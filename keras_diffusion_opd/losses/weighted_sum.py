@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_diffusion_opd.losses.numerics import computation_dtype
+from keras_diffusion_opd.data.log_space import computation_dtype
 
 
 class WeightedSum(NamedTuple):

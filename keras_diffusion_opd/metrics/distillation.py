@@ -6,10 +6,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_diffusion_opd.losses.divergences import positive_temperature, resolve_divergence, token_divergence
-from keras_diffusion_opd.losses.numerics import log_probabilities
+from keras_diffusion_opd.data.log_space import log_probabilities
+from keras_diffusion_opd.losses.divergences import resolve_divergence, token_divergence
 from keras_diffusion_opd.losses.token_weights import token_weights
 from keras_diffusion_opd.metrics.weighted_ratio import WeightedRatio
+from keras_diffusion_opd.validation import positive_temperature
 
 
 class TokenMetric(WeightedRatio, abc.ABC):

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from keras import ops
 
-from keras_diffusion_opd.losses.numerics import EXCLUDED, excess, log_mixture_ratio, log_probabilities
+from keras_diffusion_opd.data.log_space import EXCLUDED, log_probabilities
+from keras_diffusion_opd.losses.numerics import excess, log_mixture_ratio
 from tests.oracles import float64_scope, numpy, tensor, value_and_grad
 
 ROWS, V = 32, 6
