@@ -101,7 +101,9 @@ def test_tag_carries_temperature_and_tail_and_the_round_trip_gives_the_same():
 def test_targets_pass_through_a_compiled_function_with_and_without_a_tail():
     exact = made(temperature=2.0)
     for targets in (exact, TopKTargets(exact.ids, exact.log_probs, temperature=2.0)):
-        doubled = compiled(lambda t: t.map(lambda x: x + x))(targets)
+        batch = PreparedBatch.create(**fields(teacher=targets)).map(ops.convert_to_tensor)
+        program = compiled(lambda x, y, w: PreparedBatch.from_fit(x, y, w).map(lambda a: a + a).as_fit())
+        doubled = PreparedBatch.from_fit(*program(*batch.as_fit())).teacher
         assert doubled.settings() == targets.settings() and set(doubled.arrays()) == set(targets.arrays())
         np.testing.assert_array_equal(numpy(doubled.ids), 2 * numpy(targets.ids))
 

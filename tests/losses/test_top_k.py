@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from keras import ops
 
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch, TopKTargets
 from keras_diffusion_opd.losses import DistillationLoss, token_divergence, top_k_divergence
@@ -87,9 +88,9 @@ def test_reverse_kl_of_one_id_of_two_is_the_whole_reverse_kl_with_its_gradient()
     assert value([0.6, 0.4], targets, "reverse_kl") == pytest.approx(0.311239, abs=1e-6)
 
     student = tensor(np.log([[[0.6, 0.4]]]))
-    _, got = value_and_grad(lambda s: top_k_divergence(s, targets, divergence="reverse_kl").sum(), student)
+    _, got = value_and_grad(lambda s: ops.sum(top_k_divergence(s, targets, divergence="reverse_kl")), student)
     teacher = tensor(np.log([[[0.9, 0.1]]]))
-    _, want = value_and_grad(lambda s: token_divergence(s, teacher, divergence="reverse_kl").sum(), student)
+    _, want = value_and_grad(lambda s: ops.sum(token_divergence(s, teacher, divergence="reverse_kl")), student)
     assert np.abs(want).min() > 0.4
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
@@ -137,7 +138,7 @@ def test_tail_of_the_student_has_its_digits_where_one_minus_the_rest_is_zero(log
     targets = targets_of(P, 2)
     q = softmax(student)[0, 0]
     events = np.array([0.5, 0.3, 0.2]), np.array([q[0], q[1], q[2] + q[3]])
-    got, gradient = value_and_grad(lambda s: top_k_divergence(s, targets).sum(), tensor(student))
+    got, gradient = value_and_grad(lambda s: ops.sum(top_k_divergence(s, targets)), tensor(student))
     assert float(got) == pytest.approx(float(divergence_of("forward_kl", *events)), rel=1e-6)
     # Student minus teacher, whose tail is shared out as the student's.
     want = q - np.array([0.5, 0.3, 0.2 * q[2] / events[1][2], 0.2 * q[3] / events[1][2]])
@@ -169,7 +170,7 @@ def test_ids_that_both_exclude_change_nothing(divergence, excluded):
     small = TopKTargets.from_logits(tensor(teacher[..., kept]), 3)
 
     def of(targets):
-        return lambda s: top_k_divergence(s, targets, divergence=divergence).sum()
+        return lambda s: ops.sum(top_k_divergence(s, targets, divergence=divergence))
 
     want, small_gradient = value_and_grad(of(small), tensor(student[..., kept]))
     student[..., excluded] = teacher[..., excluded] = -INF
@@ -192,10 +193,10 @@ def test_more_ids_than_the_teacher_has_are_of_probability_zero():
     ("student", "k"), [([-INF, 0.0, 0.0, 0.0], 2), ([0.0, 0.0, -INF, -INF], 2)], ids=["an-id", "the-tail"]
 )
 def test_student_without_what_the_teacher_has_is_infinitely_far_with_gradient_zero(student, k):
-    got, gradient = value_and_grad(lambda s: top_k_divergence(s, targets_of(P, k)).sum(), tensor([[student]]))
+    got, gradient = value_and_grad(lambda s: ops.sum(top_k_divergence(s, targets_of(P, k))), tensor([[student]]))
     assert got == INF and np.all(gradient == 0.0)
     jsd, gradient = value_and_grad(
-        lambda s: top_k_divergence(s, targets_of(P, k), divergence="jsd").sum(), tensor([[student]])
+        lambda s: ops.sum(top_k_divergence(s, targets_of(P, k), divergence="jsd")), tensor([[student]])
     )
     assert 0.0 < jsd < np.log(2) and np.isfinite(gradient).all()
 
@@ -204,15 +205,17 @@ def test_student_without_what_the_teacher_has_is_infinitely_far_with_gradient_ze
 def test_gradients_of_extreme_logits_are_finite(divergence):
     student, teacher = random_logits(50, 6, 1e4, 0), random_logits(50, 6, 1e4, 1)
     targets = TopKTargets.from_logits(tensor(teacher), 2)
-    _, gradient = value_and_grad(lambda s: top_k_divergence(s, targets, divergence=divergence).sum(), tensor(student))
+    _, gradient = value_and_grad(
+        lambda s: ops.sum(top_k_divergence(s, targets, divergence=divergence)), tensor(student)
+    )
     assert np.isfinite(gradient).all()
 
 
 def test_bfloat16_logits_are_computed_in_float32():
     student = tensor(random_logits(30, 9, 3.0, 0), "bfloat16")
     targets = TopKTargets.from_logits(tensor(random_logits(30, 9, 3.0, 1), "bfloat16"), 3)
-    got, gradient = value_and_grad(lambda s: top_k_divergence(s, targets).sum(), student)
-    want, exact = value_and_grad(lambda s: top_k_divergence(s, targets).sum(), tensor(numpy(student)))
+    got, gradient = value_and_grad(lambda s: ops.sum(top_k_divergence(s, targets)), student)
+    want, exact = value_and_grad(lambda s: ops.sum(top_k_divergence(s, targets)), tensor(numpy(student)))
     assert got.dtype == "float32" and float(got) == pytest.approx(float(want), rel=1e-6)
     np.testing.assert_allclose(gradient, exact, rtol=2**-8, atol=1e-6)
 
