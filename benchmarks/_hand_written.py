@@ -42,12 +42,12 @@ class HandWritten:
         self.model = model
         self.soft, self.hard, self.temperature = soft, hard, temperature
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
-        copies = [jnp.array(v.value, copy=True) for v in model.trainable_variables]
+        trainable = [v.value for v in model.trainable_variables]
         self.state = State(
-            copies,
-            [jnp.array(v.value, copy=True) for v in model.non_trainable_variables],
-            [jnp.zeros_like(v) for v in copies],
-            [jnp.zeros_like(v) for v in copies],
+            trainable,
+            [v.value for v in model.non_trainable_variables],
+            [jnp.zeros_like(v) for v in trainable],
+            [jnp.zeros_like(v) for v in trainable],
             jnp.zeros((), "int32"),
         )
         self.loss: Any = None

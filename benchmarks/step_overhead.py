@@ -45,13 +45,14 @@ class Ours:
         self.trainer.compile(keras.optimizers.AdamW(**ADAMW), accumulation_steps=k)
         self.trainer.optimizer.build(self.trainer.trainable_variables)
         self.trainer.make_train_function()
-        groups = (
+        self.groups = (
             self.trainer.trainable_variables,
             self.trainer.non_trainable_variables,
             self.trainer.optimizer.variables,
             self.trainer.metrics_variables,
         )
-        self.state: Any = tuple([jnp.array(v.value, copy=True) for v in group] for group in groups)
+        # Not copied: the first update is given the variables' own buffers, as in `fit`.
+        self.state: Any = tuple([v.value for v in group] for group in self.groups)
 
     def update(self, window: list[Any]) -> None:
         _, self.state = self.trainer.train_function(self.state, iter(window))
@@ -61,6 +62,12 @@ class Ours:
 
     def weights(self) -> list[Any]:
         return self.state[0]
+
+    def give_back(self) -> None:
+        """Put the state into the variables, for `fit`."""
+        for group, values in zip(self.groups, self.state, strict=True):
+            for variable, value in zip(group, values, strict=True):
+                variable.assign(value)
 
     def programs(self, window: list[Any]) -> dict[str, Any]:
         """The compiled programs of one update, by name."""
@@ -142,6 +149,8 @@ def compare(size: str, k: int, rounds: int) -> dict[str, Any]:
         raise AssertionError(f"After {UPDATES} updates the sides differ by {apart:.1e} (they moved by {moved:.1e}).")
     times = alternate(turns, rounds)
 
+    planned = {name: planned_bytes(side, window) for name, side in sides.items()}
+    sides["ours"].give_back()
     dataset = PreparedDataset([data[i % k] for i in range(UPDATES * k)])
     fit = {
         "ours": lambda: sides["ours"].trainer.fit(dataset, verbose=0),
@@ -149,7 +158,6 @@ def compare(size: str, k: int, rounds: int) -> dict[str, Any]:
     }
     fit["ours"]()
     fit_times = alternate(fit, rounds)
-    planned = {name: planned_bytes(side, window) for name, side in sides.items()}
     return {
         "size": size,
         "accumulation_steps": k,
