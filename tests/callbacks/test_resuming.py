@@ -150,26 +150,27 @@ def test_compiled_run_is_resumed_within_an_epoch_too(tmp_path):
 
 
 def test_finished_run_may_be_continued_as_by_a_second_fit(tmp_path):
-    once = make_trainer(make_student(dropout=0.3), optimizer="adam", accumulation_steps=3)
-    fit(once, tmp_path / "a", epochs=2)
-    first = make_trainer(make_student(dropout=0.3), optimizer="adam", accumulation_steps=3)
-    fit(first, tmp_path / "b", epochs=1)
-    second = make_trainer(make_student(dropout=0.3, seed=4), optimizer="adam", accumulation_steps=3)
+    def make(seed=1):
+        return make_trainer(make_student(dropout=0.3, seed=seed), optimizer="adam", accumulation_steps=3)
+
+    dataset = kdo.data.PreparedDataset(make_batches(SIZES[:3]))
+    once, second = make(), make(seed=4)
+    fit(once, tmp_path / "a", dataset=dataset, epochs=2)
+    fit(make(), tmp_path / "b", dataset=dataset, epochs=1)
     state = kdo.callbacks.resume(second, tmp_path / "b")
     assert (state.epoch, state.batch) == (1, 0)
-    fit(second, tmp_path / "b", epochs=2, initial_epoch=1)
+    fit(second, tmp_path / "b", dataset=dataset, epochs=2, initial_epoch=1)
     assert same_bits(state_of(second), state_of(once))
 
 
 def test_validation_on_the_same_dataset_sees_all_of_it_in_a_resumed_epoch(tmp_path):
-    def history(directory, trainer, *callbacks, **arguments):
-        dataset = make_dataset(shuffle=False)
-        return fit(trainer, directory, *callbacks, dataset=dataset, validation_data=dataset, epochs=1, **arguments)
+    def history(directory, trainer):
+        dataset = kdo.data.PreparedDataset(make_batches(SIZES[:4]))
+        return fit(trainer, directory, dataset=dataset, validation_data=dataset, epochs=1)
 
     whole = history(tmp_path / "a", make_all())
-    with pytest.raises(KilledError):
-        history(tmp_path / "b", make_all(), KillAfter(1))
-    trainer = make_all()
+    as_left_by_a_kill(tmp_path / "a", tmp_path / "b", 1)
+    trainer = make_all(seed=99)
     assert kdo.callbacks.resume(trainer, tmp_path / "b").batch == 3
     assert history(tmp_path / "b", trainer) == whole
 
