@@ -70,6 +70,14 @@ class RolloutRefresh(keras.callbacks.Callback):
         self.rollout = rollout
         self.every = positive_int("every", every)
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuse to refresh a dataset that is not the one trained on."""
+        if self.model.dataset is not self.dataset:
+            raise ValueError(
+                "`dataset` must be the PreparedDataset given to fit: another one would be refreshed, and the student "
+                "trained on batches that grow old. Pass the same object to RolloutRefresh and to fit."
+            )
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Roll out, unless the dataset is fresh already or it is not yet time."""
         version = self.model.policy_version

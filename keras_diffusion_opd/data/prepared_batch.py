@@ -20,6 +20,8 @@ from keras_diffusion_opd.data.arrays import (
 from keras_diffusion_opd.data.stamp import Stamp
 from keras_diffusion_opd.data.targets import TeacherTargets, validate_logits_shape
 
+_LARGEST_ID = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class PreparedBatch:
@@ -109,6 +111,10 @@ class PreparedBatch:
         shape = shape_of(self.target_ids)
         if len(shape) != 2:
             raise ValueError(f"`target_ids` must have shape [batch, length]; received shape {shape}.")
+        if 0 in shape:
+            raise ValueError(
+                f"`target_ids` must have at least one row and one position. Received shape {shape}. Leave it out."
+            )
         if not is_integer(self.target_ids):
             raise TypeError(f"`target_ids` must have an integer dtype. Received {dtype_of(self.target_ids)}.")
         require_array("loss_weights", self.loss_weights)
@@ -135,7 +141,16 @@ class PreparedBatch:
             where = _first(weights < 0)
             raise ValueError(f"`loss_weights` must be nonnegative. Received {weights[where]} at {_position(where)}.")
         ids = backend.concrete(self.target_ids)
-        if ids is None or ids.dtype.kind == "u":
+        if ids is None:
+            return
+        large = (weights > 0) & (ids > _LARGEST_ID)
+        if np.any(large):
+            where = _first(large)
+            raise ValueError(
+                f"active target_ids must fit in int32. Received {ids[where]} at {_position(where)}: on the device it "
+                "would wrap around and name another id."
+            )
+        if ids.dtype.kind == "u":
             return
         wrong = (weights > 0) & (ids < 0)
         if np.any(wrong):

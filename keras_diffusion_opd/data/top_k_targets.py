@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from keras import ops
 
+from keras_diffusion_opd import backend
 from keras_diffusion_opd.data.arrays import dtype_of, is_floating, is_integer, require_array, same_shape, shape_of
 from keras_diffusion_opd.data.log_space import EXCLUDED, chosen_and_rest, log_probabilities
 from keras_diffusion_opd.data.targets import TeacherTargets, register_targets
@@ -14,6 +15,7 @@ from keras_diffusion_opd.validation import positive_int, positive_temperature
 TAILS = ("bucket", "renormalize")
 # By the dtype of the log-probabilities: its rounding at 1, and how far the probabilities may be from summing to
 # 1. A log-probability of -10 in bfloat16 is off by up to 0.02, and its probability by as much of itself.
+_LARGEST_ID = 2**31 - 1
 _ROUNDING = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float64": 2.0**-52}
 _TOLERANCE = {"bfloat16": 5e-2, "float16": 1e-2}
 
@@ -142,6 +144,12 @@ class TopKTargets(TeacherTargets):
             )
         if not is_integer(self.ids):
             raise TypeError(f"`top-k ids` must have an integer dtype. Received {dtype_of(self.ids)}.")
+        values = backend.concrete(self.ids)
+        if values is not None and np.any((values > _LARGEST_ID) | (values < -_LARGEST_ID)):
+            raise ValueError(
+                f"`top-k ids` must fit in int32. Received {values.min()} to {values.max()}: on the device they would "
+                "wrap around and name other ids."
+            )
         for name in ("log_probs", "log_tail"):
             array = self.arrays().get(name)
             if array is not None and not is_floating(array):

@@ -29,7 +29,11 @@ def feed(
     """
     if isinstance(x, PreparedBatch) or y is not None:
         rows = single(x, y, sample_weight)
-        x, y, sample_weight = PreparedDataset(rows, batch_size=batch_size or 32, shuffle=bool(shuffle)), None, None
+        x, y, sample_weight = (
+            PreparedDataset(rows, batch_size=32 if batch_size is None else batch_size, shuffle=bool(shuffle)),
+            None,
+            None,
+        )
     _alone(x, y, sample_weight)
     if isinstance(x, list | tuple) and x and all(isinstance(b, PreparedBatch) for b in x):
         x = PreparedDataset(list(x))

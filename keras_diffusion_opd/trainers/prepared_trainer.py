@@ -75,6 +75,11 @@ class PreparedTrainer(WindowTrainer):
                 "`loss` must be a callable (student_logits, batch) -> LossOutput, such as DistillationLoss(). Received "
                 f"{loss!r}."
             )
+        if isinstance(loss, keras.losses.Loss):
+            raise TypeError(
+                f"`loss` must take (student_logits, PreparedBatch). Received the Keras loss {type(loss).__name__}, "
+                "which takes (y_true, y_pred). Use DistillationLoss() or TokenCrossEntropyLoss()."
+            )
         if logits_fn is not None and not callable(logits_fn):
             raise TypeError(
                 f"`logits_fn` must be None or a callable (student, model_inputs) -> logits. Received {logits_fn!r}."

@@ -165,6 +165,9 @@ class WindowTrainer(BackendWindow, keras.Model):
                 "an epoch holds whole windows, and Keras counts micro-batches."
             )
         whole = {"batch_size": arguments.pop("batch_size", None), "shuffle": arguments.get("shuffle", True)}
+        self._count_updates()
+        if isinstance(x, PreparedDataset):
+            x.policy_version = self.policy_version  # before a first batch is looked at
         fed = feed(x, y, arguments.pop("sample_weight", None), **whole)
         if arguments.get("validation_data") is not None:
             validation = arguments["validation_data"]
@@ -173,7 +176,6 @@ class WindowTrainer(BackendWindow, keras.Model):
             arguments["validation_data"] = feed(*parts, batch_size=rows).x
         self._adopt(fed, arguments)
         check_optimizer(self)
-        self._count_updates()
         self._continue(fed, arguments)
         self._dataset = fed.dataset
         try:
@@ -219,6 +221,8 @@ class WindowTrainer(BackendWindow, keras.Model):
         self._check_ready("evaluate")
         if arguments.get("_use_cached_eval_dataset"):
             return super().evaluate(x, y, **arguments)
+        if isinstance(x, PreparedDataset):
+            x.policy_version = self.policy_version
         fed = feed(x, y, arguments.pop("sample_weight", None), batch_size=arguments.pop("batch_size", None))
         return super().evaluate(fed.x, **arguments)
 
