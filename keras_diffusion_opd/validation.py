@@ -4,6 +4,8 @@ import math
 import numbers
 from typing import Any
 
+_COLDEST, _HOTTEST = 1e-6, 1e6
+
 
 def finite_real(name: str, value: Any) -> float:
     """`value` as a float; ValueError unless it is a finite real number (a bool is not a number here)."""
@@ -27,4 +29,9 @@ def positive_temperature(temperature: Any) -> float:
     temperature = finite_real("temperature", temperature)
     if temperature <= 0.0:
         raise ValueError(f"`temperature` must be positive. Received {temperature}. 1.0 leaves the logits as they are.")
+    if not _COLDEST <= temperature <= _HOTTEST:
+        raise ValueError(
+            f"`temperature` must be between {_COLDEST:g} and {_HOTTEST:g}: beyond, its square or the logits divided "
+            f"by it leave float32. Received {temperature}."
+        )
     return temperature

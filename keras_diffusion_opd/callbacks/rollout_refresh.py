@@ -84,8 +84,15 @@ class RolloutRefresh(keras.callbacks.Callback):
         self.dataset.policy_version = version
         if epoch % self.every or self.dataset.staleness() == 0:
             return
-        batches = list(self.rollout(self.model.student, version))
+        batches = self.rollout(self.model.student, version)
+        if not isinstance(batches, list | tuple) or not batches:
+            received = "an empty one" if isinstance(batches, list | tuple) else type(batches).__name__
+            raise TypeError(f"`rollout` must return a list of PreparedBatch objects. Received {received}.")
         for index, batch in enumerate(batches):
+            if not isinstance(batch, PreparedBatch):
+                raise TypeError(
+                    f"`rollout` must return PreparedBatch objects. Received {type(batch).__name__} at index {index}."
+                )
             if batch.stamp is None or batch.stamp.policy_version != version:
                 stamped = "no stamp" if batch.stamp is None else f"policy version {batch.stamp.policy_version}"
                 raise ValueError(

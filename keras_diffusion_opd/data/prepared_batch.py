@@ -21,6 +21,7 @@ from keras_diffusion_opd.data.stamp import Stamp
 from keras_diffusion_opd.data.targets import TeacherTargets, validate_logits_shape
 
 _LARGEST_ID = 2**31 - 1
+LARGEST_WEIGHT = 1e30
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,12 @@ class PreparedBatch:
                 f"`loss_weights` must contain only finite values. Received {weights[where]} at {_position(where)}. "
                 "An inactive position has weight 0."
             )
+        if np.any(weights > LARGEST_WEIGHT):
+            where = _first(weights > LARGEST_WEIGHT)
+            raise ValueError(
+                f"`loss_weights` must be at most {LARGEST_WEIGHT:g}: their sums are in float32 and would overflow. "
+                f"Received {weights[where]} at {_position(where)}. Only ratios of weights matter: divide them all."
+            )
         if np.any(weights < 0):
             where = _first(weights < 0)
             raise ValueError(f"`loss_weights` must be nonnegative. Received {weights[where]} at {_position(where)}.")
@@ -177,6 +184,7 @@ class PreparedBatch:
                 raise ValueError(f"`{path}` has batch size {shape[0]}; expected {rows}, the rows of target_ids.")
             if not is_real(leaf):
                 raise TypeError(f"`{path}` must be real numeric or boolean. Received dtype {dtype_of(leaf)}.")
+            _refuse_wrapping(path, leaf)
 
     def _validate_vocabulary(self, owner: str, vocabulary: int) -> None:
         ids, weights = backend.concrete(self.target_ids), backend.concrete(self.loss_weights)
@@ -258,6 +266,19 @@ class PreparedBatch:
     def rows(self) -> int | None:
         """Number of rows B, None where it is not known statically."""
         return shape_of(self.target_ids)[0]
+
+
+def _refuse_wrapping(path: str, leaf: Any) -> None:
+    """ValueError where JAX would cut integers to 32 bits and change them, without a word."""
+    if backend.float64_enabled() or dtype_of(leaf) not in ("int64", "uint32", "uint64"):
+        return
+    values = backend.concrete(leaf)
+    bound = 2**32 - 1 if dtype_of(leaf).startswith("u") else _LARGEST_ID
+    if values is not None and np.any((values > bound) | (values < -bound - 1)):
+        raise ValueError(
+            f"`{path}` must fit in 32 bits: JAX keeps no more (`jax_enable_x64` is off), and values would wrap around. "
+            f"Received {values.min()} to {values.max()}."
+        )
 
 
 def _first(wrong: np.ndarray) -> tuple[int, ...]:

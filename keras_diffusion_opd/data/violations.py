@@ -4,12 +4,14 @@ from typing import Any
 
 from keras import ops
 
-from keras_diffusion_opd.data.prepared_batch import PreparedBatch
+from keras_diffusion_opd.data.prepared_batch import LARGEST_WEIGHT, PreparedBatch
 from keras_diffusion_opd.data.targets import DenseTargets, no_distribution
 
 # What each check means, in the words of the error that the trainer raises at the end of the window.
 MESSAGES: dict[str, str] = {
-    "weights_finite": "`loss_weights` must contain only finite values. An inactive position has weight 0",
+    "weights_finite": (
+        f"`loss_weights` must contain only finite values, at most {LARGEST_WEIGHT:g}. An inactive position has weight 0"
+    ),
     "weights_nonnegative": "`loss_weights` must be nonnegative",
     "targets_nonnegative": "active target_ids must be nonnegative. A position not to be learned has weight 0",
     "targets_in_vocabulary": "active target_ids must be smaller than the vocabulary size of the student's logits",
@@ -54,7 +56,7 @@ def violations(batch: PreparedBatch, logits: Any, loss_total: Any) -> dict[str, 
     weights = ops.cast(batch.loss_weights, "float32")
     ids = ops.convert_to_tensor(batch.target_ids)
     logits = ops.convert_to_tensor(logits)
-    finite = ops.isfinite(weights)
+    finite = ops.logical_and(ops.isfinite(weights), weights <= LARGEST_WEIGHT)
     active = ops.not_equal(weights, 0)
     found = {
         "weights_finite": ops.logical_not(finite),

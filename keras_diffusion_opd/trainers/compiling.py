@@ -25,6 +25,22 @@ def refuse_compile_arguments(arguments: dict[str, Any]) -> None:
             )
 
 
+def optimizer_from(optimizer: Any) -> Any:
+    """A `keras.optimizers.Optimizer` from one, its name or its config; TypeError for anything else."""
+    try:
+        found = keras.optimizers.get(optimizer) if optimizer else None
+    except (TypeError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"`optimizer` must be a Keras optimizer, its name or its config. Received {optimizer!r}: {error}"
+        ) from error
+    if not isinstance(found, keras.optimizers.Optimizer):
+        raise TypeError(
+            f"`optimizer` must be a Keras optimizer, its name or its config, such as keras.optimizers.AdamW(1e-4). "
+            f"Received {optimizer!r}."
+        )
+    return found
+
+
 def check_optimizer(trainer: Any) -> None:
     """Raise unless the optimizer updates just the student's trainable variables, and can move them."""
     optimizer = trainer.optimizer

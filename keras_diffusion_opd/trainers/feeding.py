@@ -59,6 +59,30 @@ def feed(
     )
 
 
+def refuse_fit_arguments(x: Any, y: Any, arguments: dict[str, Any]) -> None:
+    """ValueError for arguments of `fit` that would be ignored, or could not do what they say."""
+    if arguments.get("class_weight") is not None:
+        raise ValueError("`class_weight` has no meaning for tokens. Put the weights into `loss_weights`.")
+    if arguments.get("validation_split"):
+        raise ValueError(
+            f"`validation_split` must be 0: rows are split before they are prepared, so that no sample is on both "
+            f"sides. Received {arguments['validation_split']}. Pass validation_data=..."
+        )
+    whole = isinstance(x, PreparedBatch) or y is not None
+    if arguments.get("batch_size") is not None and not whole:
+        mend = "PreparedDataset(..., batch_size=...)" if isinstance(x, PreparedDataset | list) else "the source itself"
+        raise ValueError(
+            f"`batch_size` must be None for a {type(x).__name__}, which yields whole batches. Received "
+            f"{arguments['batch_size']}. Set it in {mend}."
+        )
+    epochs = arguments.get("epochs", 1) - arguments.get("initial_epoch", 0)
+    if isinstance(x, Iterator) and epochs > 1 and arguments.get("steps_per_epoch") is None:
+        raise ValueError(
+            f"A generator can be walked only once, and epochs={arguments['epochs']} were asked for. Pass "
+            "steps_per_epoch=..., or a list of batches or PreparedDataset, which can be walked again."
+        )
+
+
 def single(x: Any, y: Any, sample_weight: Any) -> PreparedBatch:
     """One validated batch from a `PreparedBatch` or from arrays."""
     if isinstance(x, PreparedBatch):

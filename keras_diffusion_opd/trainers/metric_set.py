@@ -13,10 +13,27 @@ from keras_diffusion_opd.metrics.distillation import TokenMetric
 from keras_diffusion_opd.metrics.weighted_ratio import WeightedRatio
 
 
+def as_list(name: str, metrics: Any) -> list[Any]:
+    """What was given to `compile` under `name`, as a list; TypeError unless it is one, a tuple or None."""
+    if metrics is None:
+        return []
+    if isinstance(metrics, list | tuple):
+        return list(metrics)
+    raise TypeError(
+        f"`{name}` must be a list of Keras metrics, names or functions. Received {metrics!r} of type "
+        f"{type(metrics).__name__}. There is one output, so no dict: write {name}=[...]."
+    )
+
+
 def as_metric(metric: Any) -> Any:
     """A `keras.metrics.Metric` from one, from a name, or from a function `(y_true, y_pred) -> values`."""
     if isinstance(metric, keras.metrics.Metric):
         return metric
+    if isinstance(metric, type):
+        raise TypeError(
+            f"`metrics` must hold metrics, not their classes. Received the class {metric.__name__}: write "
+            f"{metric.__name__}()."
+        )
     if metric in ("accuracy", "acc"):
         return keras.metrics.SparseCategoricalAccuracy(name=metric)
     if isinstance(metric, str):
@@ -28,6 +45,18 @@ def as_metric(metric: Any) -> Any:
         "`metrics` must hold Keras metrics, names or functions (y_true, y_pred) -> values. Received "
         f"{metric!r} of type {type(metric).__name__}."
     )
+
+
+def _update_keras_metric(metric: Any, ids: Any, logits: Any, weights: Any) -> None:
+    try:
+        metric.update_state(ids, logits, sample_weight=weights)
+    except Exception as error:
+        raise ValueError(
+            f"The metric {metric.name!r} cannot compare ids with logits: it is called with y_true ids "
+            f"{tuple(ids.shape)}, y_pred logits {tuple(logits.shape)} and a weight per token. Use one for sparse "
+            f"classes (keras.metrics.SparseCategoricalCrossentropy(from_logits=True)). It raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 class MetricSet:
@@ -76,7 +105,7 @@ class MetricSet:
             if isinstance(metric, TokenMetric):
                 metric.update_state(self._teacher_logits(metric, batch), logits, sample_weight=weights)
             else:
-                metric.update_state(ids, flat_logits, sample_weight=flat_weights)
+                _update_keras_metric(metric, ids, flat_logits, flat_weights)
 
     @staticmethod
     def _teacher_logits(metric: TokenMetric, batch: PreparedBatch) -> Any:

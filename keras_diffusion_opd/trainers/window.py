@@ -17,10 +17,10 @@ from keras_diffusion_opd.data.dataset import PreparedDataset
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.violations import violations
 from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
-from keras_diffusion_opd.trainers.compiling import check_optimizer, refuse_compile_arguments
+from keras_diffusion_opd.trainers.compiling import check_optimizer, optimizer_from, refuse_compile_arguments
 from keras_diffusion_opd.trainers.continuation import Continuation, ContinuedCallbacks, PassingOver
-from keras_diffusion_opd.trainers.feeding import DatasetClock, Feed, feed, single
-from keras_diffusion_opd.trainers.metric_set import MetricSet
+from keras_diffusion_opd.trainers.feeding import DatasetClock, Feed, feed, refuse_fit_arguments, single
+from keras_diffusion_opd.trainers.metric_set import MetricSet, as_list
 from keras_diffusion_opd.trainers.settings import settings_of
 from keras_diffusion_opd.validation import positive_int
 
@@ -43,6 +43,8 @@ class WindowTrainer(BackendWindow, keras.Model):
     loss: Any
     _dataset: PreparedDataset | None = None
     _continuation: Continuation | None = None
+    _training = False  # inside of `fit`
+    _policy_version = 0
 
     # ---- compile -----------------------------------------------------------------------------------
 
@@ -77,14 +79,14 @@ class WindowTrainer(BackendWindow, keras.Model):
         if on_empty not in ON_EMPTY:
             raise ValueError(f"`on_empty` must be one of {ON_EMPTY}. Received {on_empty!r}.")
         refuse_compile_arguments(keras_arguments)
-        optimizer = keras.optimizers.get(optimizer)
+        optimizer = optimizer_from(optimizer)
         if getattr(optimizer, "gradient_accumulation_steps", None):
             raise ValueError(
                 "The optimizer has gradient_accumulation_steps="
                 f"{optimizer.gradient_accumulation_steps}, which averages means of unequal micro-batches. Remove it "
                 "and pass accumulation_steps to compile()."
             )
-        extra = [*(metrics or []), *(weighted_metrics or [])]
+        extra = [*as_list("metrics", metrics), *as_list("weighted_metrics", weighted_metrics)]
         metric_set = MetricSet(tuple(getattr(self.loss, "metric_names", ())), extra)
         super().compile(optimizer=optimizer, steps_per_execution=accumulation_steps, **keras_arguments)
         self._loss_tracker = None  # Keras's own "loss" weighs batches by their number of rows
@@ -156,8 +158,7 @@ class WindowTrainer(BackendWindow, keras.Model):
                 `accumulation_steps` does not divide.
         """
         self._check_ready("fit")
-        if arguments.get("class_weight") is not None:
-            raise ValueError("`class_weight` has no meaning for tokens. Put the weights into `loss_weights`.")
+        refuse_fit_arguments(x, y, arguments)
         steps = arguments.get("steps_per_epoch")
         if steps is not None and steps % self.accumulation_steps:
             raise ValueError(
@@ -177,11 +178,11 @@ class WindowTrainer(BackendWindow, keras.Model):
         self._adopt(fed, arguments)
         check_optimizer(self)
         self._continue(fed, arguments)
-        self._dataset = fed.dataset
+        self._dataset, self._training = fed.dataset, True
         try:
             return super().fit(fed.x, **arguments)
         finally:
-            self._dataset = None
+            self._dataset, self._training = None, False
             if isinstance(self.train_function, PassingOver):
                 self.train_function = self.train_function.trains
             if fed.dataset is not None:
@@ -241,11 +242,13 @@ class WindowTrainer(BackendWindow, keras.Model):
     @property
     def policy_version(self) -> int:
         """Number of updates that the optimizer has made: what `Stamp.policy_version` refers to."""
+        if not self._training:  # while JAX trains, the optimizer's own count is out of reach
+            self._count_updates()
         return self._policy_version
 
     def _count_updates(self) -> None:
         """Read the count off the optimizer, which may have been loaded."""
-        if self.optimizer.built:
+        if self.compiled and self.optimizer.built:
             self._policy_version = int(keras.ops.convert_to_numpy(self.optimizer.iterations))
 
     def window_done(self, moved: bool) -> None:

@@ -50,6 +50,20 @@ def test_rollout_that_hands_out_old_or_unstamped_batches_is_refused(version):
     assert all(np.all(np.isfinite(w)) for w in weights_of(trainer.student))
 
 
+@pytest.mark.parametrize(
+    "returned, message",
+    [(None, "Received NoneType"), ([], "an empty one"), ([1], "PreparedBatch objects. Received int")],
+)
+def test_rollout_that_returns_no_batches_is_refused_before_anything_is_replaced(returned, message):
+    trainer = make_trainer()
+    dataset = kdo.data.PreparedDataset(stamped(0))
+    with pytest.raises(TypeError, match=message):
+        trainer.fit(
+            dataset, epochs=2, verbose=0, callbacks=[kdo.callbacks.RolloutRefresh(dataset, lambda *_: returned)]
+        )
+    assert dataset.replacements == 0
+
+
 def test_arguments_are_checked():
     dataset = kdo.data.PreparedDataset(stamped(0))
     with pytest.raises(TypeError, match="`dataset` must be the PreparedDataset"):

@@ -2,11 +2,13 @@
 
 import collections
 import dataclasses
+import functools
 import re
 
 import numpy as np
 import pytest
 
+from keras_diffusion_opd import backend
 from keras_diffusion_opd.data import DenseTargets, PreparedBatch, Stamp
 from tests.batches import fields
 
@@ -269,3 +271,24 @@ def test_fields_are_the_same_objects_afterwards():
     batch = create(teacher=teacher, stamp=stamp)
     assert batch.teacher is teacher and batch.stamp is stamp
     assert batch.teacher.logits.dtype == "float16"
+
+
+@pytest.mark.parametrize("weight", [1e31, 1e300])
+def test_weight_whose_sum_would_overflow_float32_is_refused(weight):
+    with pytest.raises(ValueError, match="`loss_weights` must be at most 1e.30"):
+        PreparedBatch.create(
+            model_inputs=np.zeros((1, 2)), target_ids=np.zeros((1, 2), "int32"), loss_weights=np.array([[1.0, weight]])
+        )
+
+
+@pytest.mark.parametrize("value, dtype", [(2**40, "int64"), (-(2**40), "int64"), (2**40, "uint64")])
+def test_integer_inputs_are_kept_or_refused_but_never_wrap_around(value, dtype):
+    inputs = {"features": np.array([[value]], dtype)}
+    create = functools.partial(
+        PreparedBatch.create, target_ids=np.zeros((1, 1), "int32"), loss_weights=np.ones((1, 1), "float32")
+    )
+    if backend.float64_enabled():
+        assert create(model_inputs=inputs).model_inputs is inputs
+        return
+    with pytest.raises(ValueError, match="`model_inputs.*features.*` must fit in 32 bits"):
+        create(model_inputs=inputs)

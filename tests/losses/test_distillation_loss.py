@@ -219,6 +219,12 @@ def test_setting_that_is_no_finite_real_is_refused_at_construction(name, value):
         DistillationLoss(**arguments)
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e30])
+def test_temperature_whose_square_leaves_float32_is_refused_at_construction(temperature):
+    with pytest.raises(ValueError, match="`temperature` must be between 1e-06 and 1e"):
+        DistillationLoss(temperature=temperature)
+
+
 @pytest.mark.parametrize("temperature", [0.0, -2.0])
 def test_temperature_that_is_not_positive_is_refused_at_construction(temperature):
     with pytest.raises(ValueError, match=f"`temperature` must be positive. Received {temperature}"):

@@ -34,6 +34,7 @@ def spoil(field, value, where=(1, 2)):
 
 SPOILED = {
     "nan_weight": ("loss_weights", np.nan, "`loss_weights` must contain only finite"),
+    "enormous_weight": ("loss_weights", 3e38, "`loss_weights` must contain only finite values, at most"),
     "inf_weight": ("loss_weights", np.inf, "`loss_weights` must contain only finite"),
     "negative_weight": ("loss_weights", -1.0, "`loss_weights` must be nonnegative"),
     "negative_target": ("target_ids", -1, "active target_ids must be nonnegative"),
@@ -276,3 +277,50 @@ def test_stale_batches_are_refused_while_training():
     fresh = make_trainer()
     fresh.fit(kdo.data.PreparedDataset(batches, max_staleness=3), verbose=0)
     assert fresh.policy_version == 4
+
+
+def test_arguments_of_fit_that_would_be_ignored_are_refused():
+    trainer = make_trainer()
+    batches = make_batches([(2, 6)] * 2)
+    before = weights_of(trainer.student)
+    for data in (batches, kdo.data.PreparedDataset(batches), iter(batches)):
+        with pytest.raises(ValueError, match="`batch_size` must be None for a"):
+            trainer.fit(data, batch_size=4, verbose=0)
+    with pytest.raises(ValueError, match="`validation_split` must be 0"):
+        trainer.fit(batches[0], validation_split=0.5, verbose=0)
+    assert same_bits(weights_of(trainer.student), before)
+
+
+def test_generator_that_would_have_to_be_walked_twice_is_refused():
+    trainer = make_trainer(accumulation_steps=3)
+    with pytest.raises(ValueError, match="A generator can be walked only once, and epochs=2"):
+        trainer.fit(tuples(make_batches([(2, 6)] * 6)), epochs=2, verbose=0)
+    trainer.fit(tuples(make_batches([(2, 6)] * 6)), epochs=2, steps_per_epoch=3, verbose=0)
+    assert trainer.policy_version == 2
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"metrics": [keras.metrics.SparseCategoricalAccuracy]}, TypeError, "not their classes"),
+        ({"metrics": keras.metrics.SparseCategoricalAccuracy()}, TypeError, "`metrics` must be a list"),
+        ({"weighted_metrics": {"logits": "accuracy"}}, TypeError, "`weighted_metrics` must be a list"),
+        ({"metrics": "mse"}, TypeError, "`metrics` must be a list"),
+        ({"optimizer": {}}, TypeError, "`optimizer` must be a Keras optimizer"),
+        ({"optimizer": None}, TypeError, "`optimizer` must be a Keras optimizer"),
+        ({"optimizer": "adamm"}, ValueError, "`optimizer` must be a Keras optimizer"),
+    ],
+)
+def test_metrics_and_optimizers_of_the_wrong_kind_are_refused(arguments, error, message):
+    trainer = kdo.trainers.PreparedTrainer(make_student(), kdo.losses.DistillationLoss())
+    with pytest.raises(error, match=message):
+        trainer.compile(**{"optimizer": "sgd", **arguments})
+
+
+def test_metric_that_cannot_compare_ids_with_logits_says_what_it_is_called_with():
+    trainer = kdo.trainers.PreparedTrainer(make_student(), kdo.losses.DistillationLoss())
+    trainer.compile("sgd", metrics=["mse"])
+    before = weights_of(trainer.student)
+    with pytest.raises(Exception, match="The metric '.*' cannot compare ids with logits"):
+        trainer.fit(make_batches([(2, 6)]), verbose=0)
+    assert same_bits(weights_of(trainer.student), before)

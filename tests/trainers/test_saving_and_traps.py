@@ -29,6 +29,7 @@ def test_saved_trainer_continues_as_the_original_with_its_optimizer(tmp_path):
     assert loaded.loss.get_config() == trainer.loss.get_config()
     assert [m.name for m in loaded.metrics] == [m.name for m in trainer.metrics]
     assert same_bits(weights_of(trainer.student), weights_of(loaded.student))
+    assert loaded.policy_version == trainer.policy_version == 2
     histories = [fit(t, BATCHES).history for t in (trainer, loaded)]
     assert loaded.policy_version == 4
     # The loaded trainer compiles where the original was eager on request: run_eagerly is saved too.
