@@ -14,6 +14,8 @@ ifeq ($(BACKEND),torch)
 export OMP_NUM_THREADS ?= 1
 endif
 
+comma := ,
+
 .PHONY: help demo test lint wheel clean
 help:
 	@sed -n '1,4p' Makefile
@@ -21,16 +23,20 @@ help:
 	@echo "  make wheel                     build the wheel and import it in a clean environment"
 	@echo "  make clean                     remove environments and outputs"
 
-$(VENV)/base: pyproject.toml
+# torch: the CPU build first, so that no later requirement draws the CUDA build.
+define install
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@# torch: the CPU build first, so that no later requirement draws the CUDA build.
 	@if [ "$(BACKEND)" = torch ]; then $(BIN)/pip install -q torch==2.13.0; fi
-	$(BIN)/pip install -q -e ".[$(BACKEND),demo]"
+	$(BIN)/pip install -q -e ".[$(BACKEND),$(1)]"
+endef
+
+$(VENV)/base: pyproject.toml
+	$(call install,demo)
 	@touch $@
 
-$(VENV)/test: $(VENV)/base
-	$(BIN)/pip install -q -e ".[$(BACKEND),hub,test]"
-	@touch $@
+$(VENV)/test: pyproject.toml
+	$(call install,demo$(comma)hub$(comma)test)
+	@touch $(VENV)/base $@
 
 demo: $(VENV)/base
 	$(BIN)/kdo demo tokens $(ARGS)

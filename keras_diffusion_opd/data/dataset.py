@@ -80,6 +80,7 @@ class PreparedDataset(keras.utils.PyDataset):
         self.adapter = adapter
         self.policy_version = 0
         self.replacements = 0
+        self._ages: list[int] = []
         self._start = 0
         self._ahead: PreparedBatch | None = None
         self._epoch = 0
@@ -146,6 +147,11 @@ class PreparedDataset(keras.utils.PyDataset):
     def set_epoch(self, epoch: int) -> None:
         """Choose the order: `PreparedTrainer.fit` calls it at the beginning of every epoch."""
         self._epoch = int(epoch)
+        self._ages = []
+
+    def mean_staleness(self) -> float | None:
+        """Updates between rollout and use, mean over the batches drawn in this epoch; None without stamps."""
+        return float(np.mean(self._ages)) if self._ages else None
 
     def start_at(self, batch: int) -> None:
         """Where the present epoch begins, of which the batches before were trained on in an earlier run.
@@ -183,6 +189,8 @@ class PreparedDataset(keras.utils.PyDataset):
             chosen = order[index * self.batch_size : (index + 1) * self.batch_size]
             batch = self._rows.map(lambda array: _take_rows(array, chosen))
         self._refuse_stale(batch, index)
+        if batch.stamp is not None:
+            self._ages.append(batch.stamp.staleness(self.policy_version))
         return batch
 
     def __getitem__(self, index: int) -> tuple[Any, Any, Any]:

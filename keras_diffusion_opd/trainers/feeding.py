@@ -156,7 +156,7 @@ class _Passes(keras.utils.PyDataset):
 
 
 class DatasetClock(keras.callbacks.Callback):
-    """Tells a `PreparedDataset` which epoch it is and how many updates the student has made."""
+    """Tells a `PreparedDataset` which epoch it is and how many updates the student has made; logs its staleness."""
 
     def __init__(self, dataset: PreparedDataset) -> None:
         super().__init__()
@@ -170,6 +170,12 @@ class DatasetClock(keras.callbacks.Callback):
         """Tell the epoch and the version."""
         self.dataset.set_epoch(epoch)
         self.dataset.policy_version = self.model.policy_version
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Log how old the epoch's batches were, in updates, where they have stamps."""
+        staleness = self.dataset.mean_staleness()
+        if logs is not None and staleness is not None:
+            logs["staleness"] = staleness
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Tell the version."""

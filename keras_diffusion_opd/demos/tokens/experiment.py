@@ -8,17 +8,17 @@ import keras
 
 from keras_diffusion_opd.backend import BACKEND
 from keras_diffusion_opd.data.stamp import Stamp
-from keras_diffusion_opd.demos.tokens.batches import Batches, Teacher, digit_corruption, in_turn
-from keras_diffusion_opd.demos.tokens.digits import LEVELS, Scans, load_scans
+from keras_diffusion_opd.demos.tokens.batches import Rollouts, digit_corruption, noting
+from keras_diffusion_opd.demos.tokens.digits import Scans, load_scans
 from keras_diffusion_opd.demos.tokens.evaluation import Examiner
 from keras_diffusion_opd.demos.tokens.examination import Examination
 from keras_diffusion_opd.demos.tokens.report import Results, reading, require_matplotlib, write_report
 from keras_diffusion_opd.demos.tokens.settings import Settings
 from keras_diffusion_opd.demos.tokens.training import Course, Trained, denoiser
 from keras_diffusion_opd.losses import DistillationLoss, TokenCrossEntropyLoss
+from keras_diffusion_opd.models.teacher_scorer import TeacherScorer
 from keras_diffusion_opd.models.token_denoiser import TokenDenoiser
 from keras_diffusion_opd.provenance import RunRecord, digest
-from keras_diffusion_opd.samplers import MaskedSampler
 
 HARD, DISTILLED, ON_POLICY, MIXTURE = "hard labels", "distilled", "on-policy", "mixture"
 STUDENTS = (HARD, DISTILLED, ON_POLICY, MIXTURE)
@@ -46,7 +46,7 @@ def run(settings: Settings) -> dict[str, Any]:
     training, held_out = load_scans()
 
     taught, teacher_model = _teach(settings, training)
-    teacher = Teacher(teacher_model, rows=settings.batch_size * 25)
+    teacher = TeacherScorer(teacher_model, batch_size=settings.batch_size * 25)
     student = denoiser(settings.student, "student")
     start = student.get_weights()
     examiner = Examiner(student, teacher_model, digit_corruption(), settings.seed_of("examination masks"))
@@ -77,13 +77,8 @@ def run(settings: Settings) -> dict[str, Any]:
 def _teach(settings: Settings, training: Scans) -> tuple[Trained, TokenDenoiser]:
     model = denoiser(settings.teacher, "teacher")
     course = Course(model, TokenCrossEntropyLoss(), settings.teacher, settings.epochs)
-    batches = Batches(
-        digit_corruption(),
-        seed=settings.seed_of("teacher masks"),
-        count=course.updates_per_epoch,
-        size=settings.batch_size,
-    )
-    return course.train("teacher", model.get_weights(), batches.of_data(training)), model
+    rollouts = Rollouts(settings.seed_of("teacher masks"), course.updates_per_epoch, settings.batch_size)
+    return course.train("teacher", model.get_weights(), rollouts.mixing(training, 0.0)), model
 
 
 def _train_students(
@@ -91,7 +86,7 @@ def _train_students(
     training: Scans,
     held_out: Scans,
     student: TokenDenoiser,
-    teacher: Teacher,
+    teacher: TeacherScorer,
     examiner: Examiner,
     stamps: dict[str, list[Stamp]],
 ) -> dict[str, Trained]:
@@ -99,31 +94,26 @@ def _train_students(
     start = student.get_weights()
     hard = Course(student, TokenCrossEntropyLoss(), settings.student, settings.epochs)
     soft = Course(student, DistillationLoss(), settings.student, settings.epochs)
-    sampler = MaskedSampler(LEVELS)
+    rollouts = Rollouts(
+        settings.seed_of("student masks"),
+        soft.updates_per_epoch,
+        settings.batch_size,
+        settings.pool,
+        settings.rollout_steps,
+    )
 
-    def batches(count: int, scored: bool = True) -> Batches:
-        return Batches(
-            digit_corruption(),
-            seed=settings.seed_of("student masks"),
-            count=count,
-            size=settings.batch_size,
-            teacher=teacher if scored else None,
-        )
-
-    def own(name: str, count: int) -> Any:
+    def own(name: str, scans: Scans | None, share: float) -> Any:
         stamps[name] = []
-        return batches(count).of_samples(sampler, settings.pool, settings.rollout_steps, stamps[name])
+        return noting(rollouts.mixing(scans, share, teacher), stamps[name])
 
     def held_out_kl() -> float:
         return examiner(held_out, draws=min(4, settings.draws)).kl
 
-    count = soft.updates_per_epoch
-    half = count // 2
     courses = {
-        HARD: (hard, batches(count, scored=False).of_data(training)),
-        DISTILLED: (soft, batches(count).of_data(training)),
-        ON_POLICY: (soft, own(ON_POLICY, count)),
-        MIXTURE: (soft, in_turn(batches(count - half).of_data(training), own(MIXTURE, half))),
+        HARD: (hard, rollouts.mixing(training, 0.0)),
+        DISTILLED: (soft, rollouts.mixing(training, 0.0, teacher)),
+        ON_POLICY: (soft, own(ON_POLICY, None, 1.0)),
+        MIXTURE: (soft, own(MIXTURE, training, 0.5)),
     }
     return {
         name: course.train(f"student, {name}", start, rollout, watch=held_out_kl)

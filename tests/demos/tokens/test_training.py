@@ -5,7 +5,7 @@ import dataclasses
 import keras
 import numpy as np
 
-from keras_diffusion_opd.demos.tokens.batches import Batches, digit_corruption
+from keras_diffusion_opd.demos.tokens.batches import Rollouts
 from keras_diffusion_opd.demos.tokens.digits import load_scans
 from keras_diffusion_opd.demos.tokens.settings import STUDENT
 from keras_diffusion_opd.demos.tokens.training import Course, denoiser
@@ -19,7 +19,7 @@ def test_a_course_forgets_the_student_before(capsys):
     start = model.get_weights()
     course = Course(model, TokenCrossEntropyLoss(), network, epochs=2)
     training, _ = load_scans()
-    rollout = Batches(digit_corruption(), seed=0, count=3, size=4).of_data(training)
+    rollout = Rollouts(seed=0, count=3, size=4).mixing(training, 0.0)
     watched = []
 
     def watch():
