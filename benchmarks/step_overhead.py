@@ -9,6 +9,7 @@ must have reached the same weights. Resident memory is read from /proc, on Linux
 """
 
 import argparse
+import ctypes
 import json
 import os
 import subprocess
@@ -195,6 +196,7 @@ def measure_resident(name: str, size: str, k: int) -> int:
     window = [b.as_fit() for b in batches(size, k)]
     side = make(name, size, k)
     _turn(side, window)
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # heap that the compiler has left behind
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     _turn(side, window)
     return _status("VmHWM") - before

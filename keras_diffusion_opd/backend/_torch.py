@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import torch
 from torch.utils import _pytree
@@ -38,11 +39,17 @@ def register_pytree(
 
 
 def compiled(function: Callable[..., Any], models: Sequence[Any] = ()) -> Callable[..., Any]:
-    """`function(*args)` without gradients. Eager: torch has nothing to gain from a trace of small steps."""
+    """`function(*args)` without gradients. Eager: torch has nothing to gain from a trace of small steps.
+
+    NumPy arrays become tensors first: a Keras model does not take a dict that holds both.
+    """
     del models
 
     def call(*args: Any) -> Any:
+        tensors = keras.tree.map_structure(
+            lambda x: keras.ops.convert_to_tensor(x) if isinstance(x, np.ndarray | np.generic) else x, args
+        )
         with torch.no_grad():
-            return function(*args)
+            return function(*tensors)
 
     return call
