@@ -75,6 +75,10 @@ def refuse_fit_arguments(x: Any, y: Any, arguments: dict[str, Any]) -> None:
             f"`batch_size` must be None for a {type(x).__name__}, which yields whole batches. Received "
             f"{arguments['batch_size']}. Set it in {mend}."
         )
+
+
+def refuse_second_walk(x: Any, arguments: dict[str, Any]) -> None:
+    """ValueError where a generator would have to be walked again for every epoch."""
     epochs = arguments.get("epochs", 1) - arguments.get("initial_epoch", 0)
     if isinstance(x, Iterator) and epochs > 1 and arguments.get("steps_per_epoch") is None:
         raise ValueError(

@@ -19,7 +19,14 @@ from keras_diffusion_opd.data.violations import violations
 from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
 from keras_diffusion_opd.trainers.compiling import check_optimizer, optimizer_from, refuse_compile_arguments
 from keras_diffusion_opd.trainers.continuation import Continuation, ContinuedCallbacks, PassingOver
-from keras_diffusion_opd.trainers.feeding import DatasetClock, Feed, feed, refuse_fit_arguments, single
+from keras_diffusion_opd.trainers.feeding import (
+    DatasetClock,
+    Feed,
+    feed,
+    refuse_fit_arguments,
+    refuse_second_walk,
+    single,
+)
 from keras_diffusion_opd.trainers.metric_set import MetricSet, as_list
 from keras_diffusion_opd.trainers.settings import settings_of
 from keras_diffusion_opd.validation import positive_int
@@ -178,6 +185,7 @@ class WindowTrainer(BackendWindow, keras.Model):
         self._adopt(fed, arguments)
         check_optimizer(self)
         self._continue(fed, arguments)
+        refuse_second_walk(x, arguments)
         self._dataset, self._training = fed.dataset, True
         try:
             return super().fit(fed.x, **arguments)
