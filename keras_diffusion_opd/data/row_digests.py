@@ -49,3 +49,37 @@ def row_digests(ids: Any) -> np.ndarray:
     length = np.int64(rows.shape[1]).astype("<i8").tobytes()
     digests = [hashlib.blake2b(length + row.tobytes(), digest_size=DIGEST_BYTES).digest() for row in rows]
     return np.frombuffer(b"".join(digests), "uint8").reshape(len(rows), DIGEST_BYTES)
+
+
+def require_rows(ids: Any, digests: np.ndarray) -> None:
+    """ValueError unless the rows of `ids` are those that the digests were taken of, in the same order.
+
+    Args:
+        ids: int (B, L).
+        digests: uint8 (B, 16), stored with what belongs to the rows.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_diffusion_opd.data.row_digests import require_rows, row_digests
+
+    require_rows(np.array([[1, 2]]), row_digests(np.array([[1, 2]])))
+    ```
+    """
+    found = row_digests(ids)
+    digests = np.asarray(digests)
+    if digests.shape != found.shape or digests.dtype != np.uint8:
+        raise ValueError(
+            f"`digests` must be uint8 of shape {found.shape}, one of {DIGEST_BYTES} bytes for each row. Received "
+            f"{digests.dtype} of shape {digests.shape}."
+        )
+    wrong = np.flatnonzero(np.any(found != digests, axis=1))
+    if not len(wrong):
+        return
+    moved = sorted(map(bytes, found)) == sorted(map(bytes, digests))
+    raise ValueError(
+        f"`ids` must be the rows that the teacher's targets were made for. Received others at rows "
+        f"{wrong[:10].tolist()} of {len(found)}{' and more' if len(wrong) > 10 else ''}: "
+        + ("the same rows in another order. Shuffle ids and targets together." if moved else "other ids, or padding.")
+    )

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_diffusion_opd.data.violations import MESSAGES
+from keras_diffusion_opd.data.violations import messages
 
 # One row per check: how many positions, then micro-batch, row and position of the first.
 COLUMNS = 4
@@ -13,7 +13,7 @@ COLUMNS = 4
 
 def no_violations() -> Any:
     """int32 (checks, 4) of zeros."""
-    return ops.zeros((len(MESSAGES), COLUMNS), "int32")
+    return ops.zeros((len(messages()), COLUMNS), "int32")
 
 
 def add_violations(table: Any, found: dict[str, Any], micro_batch: Any) -> Any:
@@ -21,17 +21,21 @@ def add_violations(table: Any, found: dict[str, Any], micro_batch: Any) -> Any:
 
     Args:
         table: int32 (checks, 4).
-        found: for every check a bool (B, L), from `violations`.
+        found: for the checks that apply a bool (B, L) by name, from `violations`.
         micro_batch: int scalar, its index in the window.
     """
-    length = ops.shape(found[next(iter(MESSAGES))])[1]
-    flat = ops.stack([ops.reshape(found[name], (-1,)) for name in MESSAGES])
-    count = ops.sum(ops.cast(flat, "int32"), axis=1)
-    first = ops.cast(ops.argmax(ops.cast(flat, "int32"), axis=1), "int32")
+    names = list(messages())
+    length = ops.shape(next(iter(found.values())))[1]
+    flat = ops.cast(ops.stack([ops.reshape(where, (-1,)) for where in found.values()]), "int32")
+    count = ops.sum(flat, axis=1)
+    first = ops.cast(ops.argmax(flat, axis=1), "int32")
     micro = ops.zeros_like(count) + ops.cast(micro_batch, "int32")
-    where = ops.stack([micro, first // length, first % length], axis=1)
+    new = ops.stack([count, micro, first // length, first % length], axis=1)
+    # Rows of checks that do not apply to this batch are a row of zeros below the others.
+    rows = [list(found).index(name) if name in found else len(found) for name in names]
+    new = ops.take(ops.concatenate([new, ops.zeros_like(new[:1])], axis=0), rows, axis=0)
     earlier = table[:, :1] > 0
-    return ops.concatenate([table[:, :1] + ops.expand_dims(count, 1), ops.where(earlier, table[:, 1:], where)], axis=1)
+    return ops.concatenate([table[:, :1] + new[:, :1], ops.where(earlier, table[:, 1:], new[:, 1:])], axis=1)
 
 
 def sound(table: Any) -> Any:
@@ -45,7 +49,7 @@ def raise_violations(table: np.ndarray, evaluating: bool = False) -> None:
         return
     lines = [
         f"{message}. Received {count} position(s), the first at micro-batch {micro}, row {row}, position {position}."
-        for message, (count, micro, row, position) in zip(MESSAGES.values(), table.tolist(), strict=True)
+        for message, (count, micro, row, position) in zip(messages().values(), table.tolist(), strict=True)
         if count
     ]
     if not evaluating:
