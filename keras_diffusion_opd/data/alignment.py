@@ -17,11 +17,26 @@ class AlignmentError(ValueError):
 
 
 class TargetFit(NamedTuple):
-    """How well the teacher predicts the targets some positions away, from `target_fit`."""
+    """How well the teacher predicts the targets some positions away, from `target_fit`.
 
-    log_prob: float  # mean, nats, of the targets at the teacher's positions `offset` further on
-    gain: float  # mean over the same targets of what that is more than at offset 0
-    error: float  # standard error of the gain
+    Args:
+        log_prob: mean log-probability, in nats, of the targets at the teacher's positions `offset` further on.
+        gain: mean over the same targets of what that is more than at offset 0.
+        error: standard error of the gain.
+        count: how many targets there are.
+
+    Example:
+
+    ```python
+    from keras_diffusion_opd.data import TargetFit
+
+    assert TargetFit(log_prob=-1.5, gain=-2.0, error=0.1, count=60).gain < 0
+    ```
+    """
+
+    log_prob: float
+    gain: float
+    error: float
     count: int
 
 

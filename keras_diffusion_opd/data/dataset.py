@@ -33,7 +33,8 @@ class PreparedDataset(keras.utils.PyDataset):
         adapter: None, or a function from a raw object of the source to a `PreparedBatch`: it owns
             corruption, alignment and the teacher's scores, and is called once for each batch drawn.
         check_teacher: whether to look, in the first batch drawn, for a teacher that says nothing: uniform
-            everywhere, or everywhere the same. See `keras_diffusion_opd.data.check_teacher`.
+            everywhere, or everywhere the same, at 16 active positions or more. See
+            `keras_diffusion_opd.data.check_teacher`.
 
     Raises:
         TypeError, ValueError: a source that cannot be indexed, is empty, or does not hold prepared batches.
@@ -190,7 +191,7 @@ class PreparedDataset(keras.utils.PyDataset):
             batch = self._rows.map(lambda array: _take_rows(array, chosen))
         self._refuse_stale(batch, index)
         if self._unchecked:
-            check_teacher(batch)
+            check_teacher(batch, least=16)
             self._unchecked = False
         return batch
 

@@ -29,7 +29,7 @@ class DegenerateTeacherError(ValueError):
     """A teacher's answers hold nothing to learn."""
 
 
-def check_teacher(batch: PreparedBatch, *, allow: Collection[str] = (), positions: int = 256) -> None:
+def check_teacher(batch: PreparedBatch, *, allow: Collection[str] = (), positions: int = 256, least: int = 2) -> None:
     """Raise where a batch's teacher answers, but says nothing: uniformly everywhere, or everywhere the same.
 
     `PreparedDataset` calls it on the first batch that it draws, once: such a teacher is broken from the first
@@ -41,8 +41,9 @@ def check_teacher(batch: PreparedBatch, *, allow: Collection[str] = (), position
     Args:
         batch: `PreparedBatch`. Without a teacher, or without values that can be read, nothing is checked.
         allow: which of `"uniform"` and `"constant"` are as they should be.
-        positions: at least 2, how many active positions to look at, spread over the batch. Fewer than two active
-            positions show nothing.
+        positions: at least 2, how many active positions to look at, spread over the batch.
+        least: at least 2, how many active positions must be there for their answers to show anything. A dataset
+            asks for 16: a toy batch may be like this by right.
 
     Raises:
         DegenerateTeacherError: names what the teacher does and what usually causes it.
@@ -74,7 +75,7 @@ def check_teacher(batch: PreparedBatch, *, allow: Collection[str] = (), position
         return
     places = np.flatnonzero(weights.reshape(-1))
     count = min(len(places), max(2, positive_int("positions", positions)))
-    if count < 2:
+    if count < max(2, positive_int("least", least)):
         return
     # Evenly spread, not the first ones: those may all be of one row.
     places = places[np.linspace(0, len(places) - 1, count).astype("int64")]

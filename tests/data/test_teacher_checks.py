@@ -109,7 +109,11 @@ def test_batch_without_a_teacher_passes_and_unknown_names_do_not():
 
 
 def test_dataset_looks_once_at_its_first_batch_and_can_be_told_not_to():
-    sound, zeros = (batch_of(DenseTargets(x)) for x in (SOUND, np.zeros_like(SOUND)))
+    more = np.tile(SOUND, (2, 1, 1))
+    sound, zeros = (batch_of(DenseTargets(x), np.ones((6, 4), "float32")) for x in (more, np.zeros_like(more)))
+    few = np.zeros((6, 4), "float32")
+    few[:5, :3] = 1.0
+    assert PreparedDataset(batch_of(DenseTargets(np.zeros_like(more)), few))[0] is not None
     dataset = PreparedDataset([zeros, sound])
     for _ in range(2):
         with pytest.raises(DegenerateTeacherError, match="check_teacher=False"):

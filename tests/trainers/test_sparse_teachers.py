@@ -94,7 +94,7 @@ def test_wrong_drawn_ids_move_nothing_and_are_named_by_kind(name, value, message
 
 
 def test_teacher_that_says_nothing_is_refused_at_the_first_batch_unless_told_otherwise():
-    (batch,) = make_batches([(2, 6)])
+    (batch,) = make_batches([(8, 6)])
     batch.teacher.logits[...] = 0.0
     trainer = make_trainer()
     with pytest.raises(kdo.data.DegenerateTeacherError, match="prefers no id.*It also says the same"):
