@@ -152,7 +152,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     names = list(records[0]["students"])
-    figure, axes = pyplot.subplots(1, len(names), figsize=(11, 4.4), sharex=True, layout="constrained")
+    figure, axes = pyplot.subplots(1, len(names), figsize=(11, 4.8), sharex=True, layout="constrained")
     for axis, name in zip(axes, names, strict=True):
         for index, kind in enumerate(KINDS):
             mine = [record for record in records if record["kind"] == kind]
@@ -163,7 +163,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
         axis.set_xlabel("bytes a token")
         axis.grid(alpha=0.3, which="both")
     axes[0].set_ylabel(f"relative error of the gradient,\naveraged over {AVERAGED:,} positions")
-    axes[0].legend(fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     print(f"written: {path}")

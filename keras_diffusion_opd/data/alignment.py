@@ -23,21 +23,21 @@ class TargetFit(NamedTuple):
         log_prob: mean log-probability, in nats, of the targets at the teacher's positions `offset` further on.
         gain: mean over the same targets of what that is more than at offset 0.
         error: standard error of the gain.
-        count: how many targets there are.
+        positions: how many targets there are.
 
     Example:
 
     ```python
     from keras_diffusion_opd.data import TargetFit
 
-    assert TargetFit(log_prob=-1.5, gain=-2.0, error=0.1, count=60).gain < 0
+    assert TargetFit(log_prob=-1.5, gain=-2.0, error=0.1, positions=60).gain < 0
     ```
     """
 
     log_prob: float
     gain: float
     error: float
-    count: int
+    positions: int
 
 
 def target_fit(batch: PreparedBatch, *, offsets: int = 2) -> dict[int, TargetFit]:
@@ -136,7 +136,7 @@ def check_alignment(batch: PreparedBatch, *, offsets: int = 2, margin: float = 0
         fit = better[offset]
         raise AlignmentError(
             f"The teacher must score target i at position i. Received a teacher that gives the targets {fit.gain:.2f} "
-            f"nats more at position i {offset:+d} (over {fit.count} active positions): its scores are shifted by "
+            f"nats more at position i {offset:+d} (over {fit.positions} active positions): its scores are shifted by "
             f"{offset}. {_advice(offset)}"
         )
     return found

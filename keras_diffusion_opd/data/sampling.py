@@ -66,7 +66,7 @@ def draw_ids(
         proposal = _distribution(flat[part], temperature * proposal_temperature) if weighted else teacher
         entropy[part] = teacher.entropy()
         cumulated = np.cumsum(proposal.unnormalised, axis=-1)
-        for row in np.flatnonzero(teacher.sound):
+        for row in np.flatnonzero(teacher.sound).tolist():
             found, times = _inverse(cumulated[row], points[start + row])
             ids[start + row, : len(found)] = found
             if weighted:

@@ -42,7 +42,7 @@ def test_fit_is_the_mean_log_probability_of_targets_at_every_offset():
     for offset, fit in found.items():
         places = [(b, i) for b in range(B) for i in range(L) if 0 <= i + offset < L]
         want = np.mean([log_p[b, i + offset, IDS[b, i]] for b, i in places])
-        assert fit.count == len(places) and fit.log_prob == pytest.approx(want, rel=1e-5)
+        assert fit.positions == len(places) and fit.log_prob == pytest.approx(want, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", [DenseTargets, top_k])
@@ -68,9 +68,9 @@ def test_masked_targets_and_garbage_where_inactive():
     logits = KNOWING.copy()
     logits[weights == 0] = np.nan
     found = target_fit(batch_of(logits, weights))
-    assert found[0].count == int(weights.sum())
+    assert found[0].positions == int(weights.sum())
     pairs = weights[:, :-1] * weights[:, 1:]
-    assert found[1].count == int(pairs.sum())
+    assert found[1].positions == int(pairs.sum())
     check_alignment(batch_of(logits, weights))
 
 
