@@ -1,5 +1,6 @@
 """Value checks of a window: counted on the device, raised on the host before anything has moved."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -25,17 +26,26 @@ def add_violations(table: Any, found: dict[str, Any], micro_batch: Any) -> Any:
         micro_batch: int scalar, its index in the window.
     """
     names = list(messages())
+    found = {name: found[name] for name in names if name in found}
     length = ops.shape(next(iter(found.values())))[1]
     flat = ops.cast(ops.stack([ops.reshape(where, (-1,)) for where in found.values()]), "int32")
     count = ops.sum(flat, axis=1)
     first = ops.cast(ops.argmax(flat, axis=1), "int32")
     micro = ops.zeros_like(count) + ops.cast(micro_batch, "int32")
-    new = ops.stack([count, micro, first // length, first % length], axis=1)
-    # Rows of checks that do not apply to this batch are a row of zeros below the others.
-    rows = [list(found).index(name) if name in found else len(found) for name in names]
-    new = ops.take(ops.concatenate([new, ops.zeros_like(new[:1])], axis=0), rows, axis=0)
-    earlier = table[:, :1] > 0
-    return ops.concatenate([table[:, :1] + new[:, :1], ops.where(earlier, table[:, 1:], new[:, 1:])], axis=1)
+    where = ops.stack([micro, first // length, first % length], axis=1)
+    # Row by row of the table, in runs of checks that apply to this batch and of such that do not.
+    rows, taken, start = [], 0, 0
+    for applies, run in itertools.groupby(names, found.__contains__):
+        stop = start + len(list(run))
+        old = table[start:stop]
+        if applies:
+            new = slice(taken, taken + stop - start)
+            taken = new.stop
+            places = ops.where(old[:, :1] > 0, old[:, 1:], where[new])
+            old = ops.concatenate([old[:, :1] + ops.expand_dims(count[new], 1), places], axis=1)
+        rows.append(old)
+        start = stop
+    return ops.concatenate(rows, axis=0)
 
 
 def sound(table: Any) -> Any:
