@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch, concatenate_batches
+from keras_diffusion_opd.data.teacher_checks import check_teacher
 from keras_diffusion_opd.validation import positive_int
 
 
@@ -31,10 +32,14 @@ class PreparedDataset(keras.utils.PyDataset):
             batch. Every batch then needs a stamp; `PreparedTrainer.fit` keeps count.
         adapter: None, or a function from a raw object of the source to a `PreparedBatch`: it owns
             corruption, alignment and the teacher's scores, and is called once for each batch drawn.
+        check_teacher: whether to look, in the first batch drawn, for a teacher that says nothing: uniform
+            everywhere, or everywhere the same, at 16 active positions or more. See
+            `keras_diffusion_opd.data.check_teacher`.
 
     Raises:
         TypeError, ValueError: a source that cannot be indexed, is empty, or does not hold prepared batches.
         StaleBatchError: when a batch is drawn that is older than `max_staleness` updates.
+        DegenerateTeacherError: when the first batch is drawn, of a teacher that says nothing.
 
     Example:
 
@@ -63,6 +68,7 @@ class PreparedDataset(keras.utils.PyDataset):
         seed: int = 0,
         max_staleness: int | None = None,
         adapter: Callable[[Any], PreparedBatch] | None = None,
+        check_teacher: bool = True,
     ) -> None:
         super().__init__()
         if max_staleness is not None and (not _is_whole(max_staleness) or max_staleness < 0):
@@ -78,6 +84,7 @@ class PreparedDataset(keras.utils.PyDataset):
         self.seed = int(seed)
         self.max_staleness = max_staleness
         self.adapter = adapter
+        self._unchecked = bool(check_teacher)
         self.policy_version = 0
         self.replacements = 0
         self._ages: list[int] = []
@@ -191,6 +198,9 @@ class PreparedDataset(keras.utils.PyDataset):
         self._refuse_stale(batch, index)
         if batch.stamp is not None:
             self._ages.append(batch.stamp.staleness(self.policy_version))
+        if self._unchecked:
+            check_teacher(batch, least=16)
+            self._unchecked = False
         return batch
 
     def __getitem__(self, index: int) -> tuple[Any, Any, Any]:

@@ -17,6 +17,7 @@ from keras_diffusion_opd.data.arrays import (
     same_shape,
     shape_of,
 )
+from keras_diffusion_opd.data.log_space import gather_ids, log_probabilities
 
 
 class TeacherTargets(abc.ABC):
@@ -29,6 +30,14 @@ class TeacherTargets(abc.ABC):
 
     kind: ClassVar[str] = ""
     registry: ClassVar[dict[str, type["TeacherTargets"]]] = {}
+    # What can be wrong at a position: a name for each kind of fault, and what must hold, in words.
+    # "{vocabulary}" stands for the student's vocabulary size.
+    FAULTS: ClassVar[dict[str, str]] = {
+        "teacher_finite": (
+            "teacher_logits must contain only finite values (-inf may exclude single ids). Look for padding rows "
+            "that were scored, or a half-precision teacher that overflowed. Found NaN, +inf or no finite logit"
+        )
+    }
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -56,12 +65,50 @@ class TeacherTargets(abc.ABC):
         """bool (B, L): positions where the teacher says nothing usable (NaN, +inf, no finite logit)."""
 
     def faults(self, vocabulary: int | None = None) -> dict[str, Any]:
-        """What can be wrong at a position, in words, and a bool (B, L) that says where it is.
+        """For every name in `FAULTS` a bool (B, L) that says where it is.
 
         Args:
             vocabulary: V of the student, where it is known.
         """
-        return {"teacher targets must hold a distribution. Received none": self.invalid()}
+        return {"teacher_finite": self.invalid()}
+
+    @property
+    def bound(self) -> str:
+        """What a divergence from these targets says of that from the whole distribution.
+
+        `"exact"`: it is that. `"lower"`: at least 0 and at most that. `"unbiased"`: that in expectation over
+        the sampling. `"none"`: nothing.
+        """
+        return "exact"
+
+    def refusal(self, divergence: str, temperature: float) -> str | None:
+        """Why these targets cannot give a divergence at a temperature, and the mend; None where they can.
+
+        Args:
+            divergence: a name from `losses.token_divergence`.
+            temperature: > 0, of the loss.
+        """
+        return None
+
+    def retained_mass(self) -> Any:
+        """float (B, L): how much of the teacher's probability is known id by id; 1 where all of it is."""
+        first = next(iter(self.arrays().values()))
+        return ops.ones_like(ops.convert_to_tensor(first)[:, :, 0], dtype="float32")
+
+    def scores(self) -> Any:
+        """float (B, L, n) by which the teacher ranks ids, up to a constant; None where these targets have none."""
+        return None
+
+    def target_log_probs(self, ids: Any) -> Any:
+        """float (B, L): the teacher's log-probability of int (B, L) `ids`, at the targets' own temperature.
+
+        Raises:
+            TypeError: these targets do not know it.
+        """
+        raise TypeError(
+            f"{type(self).__name__} do not give the probability of a single id. Give DenseTargets, or TopKTargets of "
+            "many ids."
+        )
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Any], settings: dict[str, Any]) -> "TeacherTargets":
@@ -151,10 +198,21 @@ class DenseTargets(TeacherTargets):
         """bool (B, L), see `TeacherTargets.invalid`."""
         return no_distribution(self.logits)
 
-    def faults(self, vocabulary: int | None = None) -> dict[str, Any]:
-        """See `TeacherTargets.faults`; `vocabulary` changes nothing."""
-        what = "must contain only finite values (-inf may exclude single ids). Received NaN, +inf or no finite logit"
-        return {f"teacher_logits {what}": self.invalid()}
+    def scores(self) -> Any:
+        """The logits."""
+        return self.logits
+
+    def target_log_probs(self, ids: Any) -> Any:
+        """See `TeacherTargets.target_log_probs`."""
+        return gather_ids(log_probabilities(ops.convert_to_tensor(self.logits)), ids)
+
+
+def fault_messages() -> dict[str, str]:
+    """What must hold of a teacher, by name, over all kinds of targets that are known by now."""
+    messages = dict(TeacherTargets.FAULTS)
+    for cls in TeacherTargets.registry.values():
+        messages.update(cls.FAULTS)
+    return messages
 
 
 def no_distribution(logits: Any) -> Any:

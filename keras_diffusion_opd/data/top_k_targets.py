@@ -67,6 +67,21 @@ class TopKTargets(TeacherTargets):
     log_tail: Any = field(default=None, kw_only=True)
     tail: str = field(default="bucket", kw_only=True)
     kind: ClassVar[str] = "top_k"
+    FAULTS: ClassVar[dict[str, str]] = {
+        "top_k_numbers": (
+            "top-k log_probs must be numbers (-inf may exclude single ids) with a log_tail to match. Found NaN, +inf "
+            "or no finite one"
+        ),
+        "top_k_log_probs": (
+            "top-k log_probs must be at most 0: TopKTargets.from_logits takes logits. Found a positive one"
+        ),
+        "top_k_sum": (
+            "top-k probabilities must sum with their tail to 1: normalise over the whole vocabulary at the targets' "
+            "own temperature. Found another sum"
+        ),
+        "top_k_vocabulary": "top-k ids must be in [0, {vocabulary}), the student's vocabulary. Found another",
+        "top_k_repeated": "top-k ids must differ within a position. Found one twice",
+    }
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "temperature", positive_temperature(self.temperature))
@@ -155,6 +170,40 @@ class TopKTargets(TeacherTargets):
             if array is not None and not is_floating(array):
                 raise TypeError(f"`top-k {name}` must have a floating-point dtype. Received {dtype_of(array)}.")
 
+    @property
+    def bound(self) -> str:
+        """`"lower"` with the tail as one event, `"none"` renormalised; see `TeacherTargets.bound`."""
+        return "lower" if self.tail == "bucket" else "none"
+
+    def refusal(self, divergence: str, temperature: float) -> str | None:
+        """See `TeacherTargets.refusal`: another temperature, and all but forward KL renormalised."""
+        if temperature != self.temperature:
+            return (
+                f"`temperature` must be {self.temperature}, at which these targets were taken. Received {temperature}. "
+                "Another temperature changes the normaliser over the whole vocabulary, which k log-probabilities do "
+                "not give: make the targets anew with TopKTargets.from_logits(logits, k, temperature=...)."
+            )
+        if self.tail == "renormalize" and divergence != "forward_kl":
+            return (
+                f"`divergence` must be 'forward_kl' for targets with tail='renormalize'. Received {divergence!r}, "
+                "which also weighs ids by the student's probability: it needs the teacher at the student's ids, or "
+                "their mass together. Use tail='bucket', or DenseTargets."
+            )
+        return None
+
+    def scores(self) -> Any:
+        """The log-probabilities of the k ids."""
+        return self.log_probs
+
+    def target_log_probs(self, ids: Any) -> Any:
+        """See `TeacherTargets.target_log_probs`; an id that is not among the k gets the most that it can have."""
+        log_probs = ops.cast(ops.convert_to_tensor(self.log_probs), "float32")
+        same = ops.equal(ops.cast(self.ids, "int32"), ops.expand_dims(ops.cast(ids, "int32"), -1))
+        lowest = ops.full_like(log_probs, EXCLUDED)
+        known = ops.max(ops.where(same, log_probs, lowest), axis=-1)
+        other = ops.minimum(ops.cast(self.tail_log_mass(), "float32"), ops.min(log_probs, axis=-1))
+        return ops.where(ops.any(same, axis=-1), known, other)
+
     def retained_mass(self) -> Any:
         """float (B, L): the teacher's probability of the k ids together."""
         log_probs, xp = _widened(self.log_probs)
@@ -191,19 +240,12 @@ class TopKTargets(TeacherTargets):
             wrong_sum = abs(total + xp.exp(log_tail) - 1.0) > slack
         outside = ids < 0 if vocabulary is None else (ids < 0) | (ids >= vocabulary)
         ordered = xp.sort(ids, axis=-1)
-        valid = "0 and above" if vocabulary is None else f"in [0, {vocabulary}), the student's vocabulary"
         return {
-            "top-k log_probs must be numbers (-inf may exclude single ids) with a log_tail to match. Received NaN, "
-            "+inf or no finite one": xp.logical_not(proper),
-            "top-k log_probs must be at most 0: TopKTargets.from_logits takes logits. Received a positive one": (
-                xp.any(positive, axis=-1)
-            ),
-            "top-k probabilities must sum with their tail to 1: normalise over the whole vocabulary at the targets' "
-            "own temperature. Received another sum": wrong_sum,
-            f"top-k ids must be {valid}. Received another": xp.any(outside, axis=-1),
-            "top-k ids must differ within a position. Received one twice": (
-                xp.any(ordered[..., 1:] == ordered[..., :-1], axis=-1)
-            ),
+            "top_k_numbers": xp.logical_not(proper),
+            "top_k_log_probs": xp.any(positive, axis=-1),
+            "top_k_sum": wrong_sum,
+            "top_k_vocabulary": xp.any(outside, axis=-1),
+            "top_k_repeated": xp.any(ordered[..., 1:] == ordered[..., :-1], axis=-1),
         }
 
     def invalid(self) -> Any:

@@ -5,9 +5,10 @@ from typing import Any
 from keras import ops
 
 from keras_diffusion_opd.data.prepared_batch import LARGEST_WEIGHT, PreparedBatch
-from keras_diffusion_opd.data.targets import DenseTargets, no_distribution
+from keras_diffusion_opd.data.targets import DenseTargets, fault_messages, no_distribution
 
-# What each check means, in the words of the error that the trainer raises at the end of the window.
+# What each check of weights, ids, student and loss means, in the words of the error that the trainer raises at the
+# end of the window. Those of a teacher are in the `FAULTS` of its kind.
 MESSAGES: dict[str, str] = {
     "weights_finite": (
         f"`loss_weights` must contain only finite values, at most {LARGEST_WEIGHT:g}. An inactive position has weight 0"
@@ -15,11 +16,6 @@ MESSAGES: dict[str, str] = {
     "weights_nonnegative": "`loss_weights` must be nonnegative",
     "targets_nonnegative": "active target_ids must be nonnegative. A position not to be learned has weight 0",
     "targets_in_vocabulary": "active target_ids must be smaller than the vocabulary size of the student's logits",
-    "teacher_finite": (
-        "active teacher targets must contain only finite values (-inf may exclude single ids). Look for padding "
-        "rows that were scored, or a half-precision teacher that overflowed. Top-k ids must lie in the student's "
-        "vocabulary, each at most once in a position; their probabilities and the tail must sum to 1"
-    ),
     "student_finite": (
         "active student logits must be finite (-inf may exclude single ids). Training has diverged or half "
         "precision overflowed: lower the learning rate, clip gradients, or use mixed_bfloat16"
@@ -31,6 +27,12 @@ MESSAGES: dict[str, str] = {
 }
 
 
+def messages() -> dict[str, str]:
+    """What every check means, by name: `MESSAGES`, and the faults of every kind of teacher."""
+    teachers = {name: f"active {message.replace('{vocabulary}', 'V')}" for name, message in fault_messages().items()}
+    return {**MESSAGES, **teachers}
+
+
 def violations(batch: PreparedBatch, logits: Any, loss_total: Any) -> dict[str, Any]:
     """Where a batch breaks the contract, computed on the device; usable under `jit`.
 
@@ -40,7 +42,8 @@ def violations(batch: PreparedBatch, logits: Any, loss_total: Any) -> dict[str, 
         loss_total: float scalar, the loss's unreduced sum.
 
     Returns:
-        For every name in `violations.MESSAGES` a bool (B, L): True where it does not hold.
+        For every name in `violations.MESSAGES`, and for every fault that the batch's kind of teacher can have, a
+            bool (B, L): True where it does not hold.
 
     Example:
 
@@ -65,10 +68,13 @@ def violations(batch: PreparedBatch, logits: Any, loss_total: Any) -> dict[str, 
         "targets_in_vocabulary": ops.logical_and(active, ids >= logits.shape[-1]),
         "student_finite": ops.logical_and(active, no_distribution(logits)),
     }
-    found["teacher_finite"] = ops.zeros_like(active)
     if batch.teacher is not None:
-        faults = [ops.convert_to_tensor(where) for where in batch.teacher.faults(logits.shape[-1]).values()]
-        found["teacher_finite"] = ops.logical_and(active, ops.any(ops.stack(faults), axis=0))
+        known_names = fault_messages()
+        for name, where in batch.teacher.faults(logits.shape[-1]).items():
+            # A kind that declares no `FAULTS` of its own shares the general one.
+            name = name if name in known_names else "teacher_finite"
+            where = ops.logical_and(active, ops.convert_to_tensor(where))
+            found[name] = ops.logical_or(found[name], where) if name in found else where
     known = ops.any(ops.stack([ops.any(x) for x in found.values()]))
     unexplained = ops.logical_and(ops.logical_not(ops.isfinite(loss_total)), ops.logical_not(known))
     found["loss_finite"] = ops.logical_and(unexplained, _suspects(batch, logits, active))

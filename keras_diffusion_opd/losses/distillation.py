@@ -9,10 +9,12 @@ from keras import ops
 from keras_diffusion_opd import backend
 from keras_diffusion_opd.data.log_space import computation_dtype
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
-from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets
+from keras_diffusion_opd.data.sampled_targets import SampledTargets
+from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets, fault_messages
 from keras_diffusion_opd.data.top_k_targets import TopKTargets
 from keras_diffusion_opd.losses.closed_gradients import select_active
 from keras_diffusion_opd.losses.divergences import resolve_divergence, token_cross_entropy, token_divergence
+from keras_diffusion_opd.losses.sampled import sampled_divergence
 from keras_diffusion_opd.losses.top_k import top_k_divergence
 from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
 from keras_diffusion_opd.validation import finite_real, positive_temperature
@@ -67,16 +69,29 @@ def soft_values(logits: Any, batch: PreparedBatch, active: Any, divergence: str,
             "Distillation needs a teacher, and this batch has none. Pass teacher=DenseTargets(logits) to "
             "PreparedBatch.create, or train on hard labels alone with TokenCrossEntropyLoss."
         )
-    if not isinstance(teacher, DenseTargets | TopKTargets):
-        raise TypeError(f"This loss needs DenseTargets or TopKTargets. Received {type(teacher).__name__}.")
+    if (reason := teacher.refusal(divergence, temperature)) is not None:
+        raise ValueError(reason)
+    refuse_unusable_teacher(teacher, batch.loss_weights, logits.shape[-1])
+    silent = teacher.map(lambda array: ops.stop_gradient(active_only(active, array)))
+    return teacher_divergence(logits, silent, divergence=divergence, temperature=temperature, beta=beta)
+
+
+def teacher_divergence(logits: Any, teacher: TeacherTargets, **settings: Any) -> Any:
+    """The divergence from a teacher of any kind, float (...), times `temperature ** 2`.
+
+    Args:
+        logits: float (..., V).
+        teacher: its arrays (..., n), silenced where inactive.
+        **settings: divergence, temperature and beta of `token_divergence`.
+    """
     if isinstance(teacher, DenseTargets):
         refuse_other_vocabulary(teacher, logits)
-    refuse_unusable_teacher(teacher, batch.loss_weights, logits.shape[-1])
-    silent: Any = teacher.map(lambda array: ops.stop_gradient(active_only(active, array)))
-    settings = {"divergence": divergence, "temperature": temperature, "beta": beta}
-    if isinstance(silent, TopKTargets):
-        return top_k_divergence(logits, silent, **settings)
-    return token_divergence(logits, silent.logits, **settings)
+        return token_divergence(logits, teacher.logits, **settings)
+    if isinstance(teacher, TopKTargets):
+        return top_k_divergence(logits, teacher, **settings)
+    if isinstance(teacher, SampledTargets):
+        return sampled_divergence(logits, teacher, temperature=settings["temperature"])
+    raise TypeError(f"This loss needs DenseTargets, TopKTargets or SampledTargets. Received {type(teacher).__name__}.")
 
 
 def refuse_other_vocabulary(teacher: DenseTargets, student_logits: Any) -> None:
@@ -85,7 +100,7 @@ def refuse_other_vocabulary(teacher: DenseTargets, student_logits: Any) -> None:
     if theirs != ours:
         raise ValueError(
             f"Student and teacher logits must have identical shapes. Received student {ours} and teacher "
-            f"{theirs}. Pad the smaller vocabulary with -inf in both models."
+            f"{theirs}. Bring the teacher to the student's vocabulary with keras_diffusion_opd.data.fit_vocabulary."
         )
 
 
@@ -95,11 +110,14 @@ def refuse_unusable_teacher(teacher: TeacherTargets, loss_weights: Any, vocabula
     weights = backend.concrete(loss_weights)
     if weights is None or any(a is None for a in arrays):
         return
-    for what, where in teacher.map(backend.concrete).faults(vocabulary).items():
+    for name, where in teacher.map(backend.concrete).faults(vocabulary).items():
         wrong = (weights != 0) & where
         if np.any(wrong):
             row, position = np.argwhere(wrong)[0]
-            raise ValueError(f"active {what} at row {row}, position {position} and {int(wrong.sum()) - 1} more.")
+            message = (
+                fault_messages().get(name, name).replace("{vocabulary}", "V" if vocabulary is None else str(vocabulary))
+            )
+            raise ValueError(f"active {message} at row {row}, position {position} and {int(wrong.sum()) - 1} more.")
 
 
 @keras.saving.register_keras_serializable(package="keras_diffusion_opd")
@@ -109,6 +127,9 @@ class DistillationLoss:
     `primary` is `soft_weight * soft + hard_weight * hard`, both summed with the batch's token weights,
     over the sum of those weights. The soft loss carries the factor temperature ** 2; the hard loss is
     cross-entropy at temperature 1. A part whose weight is 0 is not evaluated and reported as 0.
+
+    The teacher may be of any kind; what a kind cannot give is refused with the reason
+    (`TeacherTargets.refusal`), and what the soft loss then says of the whole divergence is its `bound`.
 
     Args:
         divergence: a name from `token_divergence`.

@@ -59,7 +59,10 @@ def top_k_divergence(
     """
     entry, beta = resolve_divergence(divergence, beta)
     temperature = positive_temperature(temperature)
-    _require_possible(targets, divergence, temperature)
+    if not isinstance(targets, TopKTargets):
+        raise TypeError(f"`targets` must be TopKTargets. Received {type(targets).__name__}.")
+    if (reason := targets.refusal(divergence, temperature)) is not None:
+        raise ValueError(reason)
     student_logits = ops.convert_to_tensor(student_logits)
     ids = ops.cast(ops.convert_to_tensor(targets.ids), "int32")
     if tuple(student_logits.shape[:-1]) != tuple(ids.shape[:-1]):
@@ -100,21 +103,3 @@ def _events(student_logits: Any, targets: TopKTargets, ids: Any, temperature: fl
 
 def _finite(values: Any) -> Any:
     return ops.where(values <= EXCLUDED, ops.full_like(values, EXCLUDED), values)
-
-
-def _require_possible(targets: TopKTargets, divergence: str, temperature: float) -> None:
-    """Raise, with the reason, for what these targets cannot give."""
-    if not isinstance(targets, TopKTargets):
-        raise TypeError(f"`targets` must be TopKTargets. Received {type(targets).__name__}.")
-    if temperature != targets.temperature:
-        raise ValueError(
-            f"`temperature` must be {targets.temperature}, at which these targets were taken. Received {temperature}. "
-            "Another temperature changes the normaliser over the whole vocabulary, which k log-probabilities do not "
-            "give: make the targets anew with TopKTargets.from_logits(logits, k, temperature=...)."
-        )
-    if targets.tail == "renormalize" and divergence != "forward_kl":
-        raise ValueError(
-            f"`divergence` must be 'forward_kl' for targets with tail='renormalize'. Received {divergence!r}, which "
-            "also weighs ids by the student's probability: it needs the teacher at the student's ids, or their mass "
-            "together. Use tail='bucket', or DenseTargets."
-        )

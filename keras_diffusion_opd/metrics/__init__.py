@@ -9,11 +9,15 @@ from keras_diffusion_opd.metrics.distillation import (
     TopOneAgreement,
     distillation_diagnostics,
 )
+from keras_diffusion_opd.metrics.targets import RetainedMass, TargetsMetric, TeacherCrossEntropy
 from keras_diffusion_opd.metrics.weighted_ratio import WeightedRatio
 
 __all__ = [
     "Acceptance",
+    "RetainedMass",
     "StudentEntropy",
+    "TargetsMetric",
+    "TeacherCrossEntropy",
     "TeacherEntropy",
     "TeacherKL",
     "TokenMetric",

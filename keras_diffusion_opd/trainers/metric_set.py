@@ -10,6 +10,7 @@ from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.targets import DenseTargets
 from keras_diffusion_opd.losses.weighted_sum import WeightedSum
 from keras_diffusion_opd.metrics.distillation import TokenMetric
+from keras_diffusion_opd.metrics.targets import TargetsMetric
 from keras_diffusion_opd.metrics.weighted_ratio import WeightedRatio
 
 
@@ -102,7 +103,9 @@ class MetricSet:
         flat_logits = ops.where(ops.expand_dims(active, -1), logits, ops.zeros_like(logits))
         flat_logits = ops.reshape(flat_logits, (-1, logits.shape[-1]))
         for metric in self.extra:
-            if isinstance(metric, TokenMetric):
+            if isinstance(metric, TargetsMetric):
+                metric.update_state(batch.teacher, logits, sample_weight=weights)
+            elif isinstance(metric, TokenMetric):
                 metric.update_state(self._teacher_logits(metric, batch), logits, sample_weight=weights)
             else:
                 _update_keras_metric(metric, ids, flat_logits, flat_weights)

@@ -117,17 +117,17 @@ def test_batches_of_one_kind_join_and_of_another_temperature_do_not():
 
 
 FAULTS = [
-    ("log_probs", [np.nan, -1.0], "must be numbers"),
-    ("log_probs", [INF, -1.0], "must be numbers"),
-    ("log_probs", [-INF, -INF], "must be numbers"),
-    ("log_tail", np.nan, "must be numbers"),
-    ("log_tail", INF, "must be numbers"),
-    ("log_probs", [0.5, -9.0], "must be at most 0"),
-    ("log_probs", np.log([0.8, 0.3]), "must sum with their tail to 1"),
-    ("log_tail", -0.01, "must sum with their tail to 1"),
-    ("ids", [-1, 2], "ids must be"),
-    ("ids", [0, 6], "ids must be"),
-    ("ids", [4, 4], "ids must differ"),
+    ("log_probs", [np.nan, -1.0], "top_k_numbers"),
+    ("log_probs", [INF, -1.0], "top_k_numbers"),
+    ("log_probs", [-INF, -INF], "top_k_numbers"),
+    ("log_tail", np.nan, "top_k_numbers"),
+    ("log_tail", INF, "top_k_numbers"),
+    ("log_probs", [0.5, -9.0], "top_k_log_probs"),
+    ("log_probs", np.log([0.8, 0.3]), "top_k_sum"),
+    ("log_tail", -0.01, "top_k_sum"),
+    ("ids", [-1, 2], "top_k_vocabulary"),
+    ("ids", [0, 6], "top_k_vocabulary"),
+    ("ids", [4, 4], "top_k_repeated"),
 ]
 
 
@@ -138,8 +138,8 @@ def test_faults_are_found_where_they_are_and_named(name, value, what, kind):
     if kind == "tensor":
         targets = targets.map(ops.convert_to_tensor)
     found = {key: numpy(where) for key, where in targets.faults(6).items()}
-    (where,) = [where for key, where in found.items() if what in key]
-    assert where[1, 2] and where.sum() == 1
+    assert set(found) == set(TopKTargets.FAULTS)
+    assert found[what][1, 2] and found[what].sum() == 1
     assert sum(where.sum() for where in found.values()) == found_at(found)
 
 
@@ -148,13 +148,22 @@ def found_at(found):
     return sum(int(where[1, 2]) for where in found.values())
 
 
+def checks(ids, log_probs, log_tail, weights):
+    made = TopKTargets(ids, log_probs, log_tail=log_tail)
+    batch = PreparedBatch(weights, weights, weights, made)
+    return violations(batch.map(ops.convert_to_tensor), ops.zeros((2, 3, 6)), ops.zeros(()))
+
+
+CHECKS = compiled(checks)
+
+
 @pytest.mark.parametrize(("name", "value", "what"), FAULTS, ids=lambda x: str(x)[:20])
-def test_faults_of_active_positions_reach_the_check_of_compiled_steps(name, value, what):
+def test_faults_of_active_positions_are_named_inside_a_compiled_step(name, value, what):
+    arrays = [ops.convert_to_tensor(array) for array in changed(name, value).arrays().values()]
     for weight in (0.0, 1.0):
         weights = np.ones((2, 3), "float32")
         weights[1, 2] = weight
-        batch = PreparedBatch.create(**fields(teacher=changed(name, value), loss_weights=weights))
-        found = numpy(violations(batch, np.zeros((2, 3, 6), "float32"), 0.0)["teacher_finite"])
+        found = numpy(CHECKS(*arrays, tensor(weights))[what])
         assert found.sum() == found[1, 2] == weight
 
 
@@ -173,6 +182,13 @@ def test_half_of_the_log_probabilities_is_no_other_temperature():
 
 def replaced(**arrays):
     return TopKTargets.from_arrays({**{k: numpy(a) for k, a in made().arrays().items()}, **arrays}, {})
+
+
+def test_log_probability_of_a_target_is_given_or_at_most_that_of_the_least():
+    logits = np.log([[[0.5, 0.3, 0.15, 0.05]] * 4])
+    targets = TopKTargets.from_logits(tensor(logits), 2)
+    got = np.exp(numpy(targets.target_log_probs(np.array([[0, 1, 2, 3]]))))
+    np.testing.assert_allclose(got, [[0.5, 0.3, 0.2, 0.2]], rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from keras_diffusion_opd.data import DenseTargets, PreparedBatch, violations
-from keras_diffusion_opd.data.violations import MESSAGES
+from keras_diffusion_opd.data import DenseTargets, PreparedBatch, TeacherTargets, violations
+from keras_diffusion_opd.data.violations import MESSAGES, messages
 from tests.oracles import compiled, numpy, tensor
 
 B, L, V = 2, 3, 5
@@ -29,7 +29,7 @@ def found(total=0.0, **changes):
         **changes,
     }
     answer = RUN(*(tensor(x, x.dtype.name) for x in arrays.values()), tensor(total))
-    assert set(answer) == set(MESSAGES)
+    assert set(answer) == {*MESSAGES, "teacher_finite"}
     return {name: [tuple(w) for w in np.argwhere(numpy(x))] for name, x in answer.items() if numpy(x).any()}
 
 
@@ -112,7 +112,7 @@ def test_batch_without_a_teacher_is_checked_for_the_rest():
     batch = PreparedBatch(np.ones((1, 2)), np.array([[0, 9]]), np.ones((1, 2), "float32"))
     answer = violations(batch, np.zeros((1, 2, V), "float32"), 0.0)
     assert numpy(answer["targets_in_vocabulary"]).tolist() == [[False, True]]
-    assert not numpy(answer["teacher_finite"]).any()
+    assert "teacher_finite" not in answer
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int64"])
@@ -132,4 +132,24 @@ def test_weights_that_are_no_floats_are_checked_too(dtype):
 
 
 def test_every_message_says_what_must_hold():
-    assert all("must" in message for message in MESSAGES.values())
+    assert all("must" in message for message in messages().values())
+
+
+def test_every_kind_of_teacher_has_its_faults_among_the_messages():
+    kinds = list(TeacherTargets.registry.values())
+    assert len(kinds) >= 3
+    assert {name for kind in kinds for name in kind.FAULTS} | set(MESSAGES) == set(messages())
+    assert all("{" not in message for message in messages().values())
+
+
+def test_kind_without_names_for_its_faults_shares_the_general_one():
+    class Unnamed(DenseTargets):
+        kind = ""
+
+        def faults(self, vocabulary=None):
+            return {"own words": self.invalid(), "others": self.invalid() & False}
+
+    teacher = Unnamed(np.full((1, 2, V), np.nan, "float32"))
+    batch = PreparedBatch(np.ones((1, 2)), np.zeros((1, 2), "int32"), np.array([[0.0, 1.0]], "float32"), teacher)
+    answer = violations(batch, np.zeros((1, 2, V), "float32"), 0.0)
+    assert numpy(answer["teacher_finite"]).tolist() == [[False, True]]

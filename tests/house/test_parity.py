@@ -16,6 +16,7 @@ GAPS = [f"9{letter}" for letter in "abcdefghi"]
 REPORTS = [
     *(f"A{n}" for n in range(1, 11)),
     *(f"B{n}" for n in range(11, 18)),
+    *(f"C{n}" for n in (18, 19, 20, 22, 23)),
     *(f"D{n}" for n in (24, 25, 26, 28, 29, 30, 31, 32, 34)),
     *(f"E{n}" for n in (35, 36, 37, 38, 39, 40, 42)),
     *(f"F{n}" for n in range(43, 47)),

@@ -39,9 +39,9 @@ SPOILED = {
     "negative_weight": ("loss_weights", -1.0, "`loss_weights` must be nonnegative"),
     "negative_target": ("target_ids", -1, "active target_ids must be nonnegative"),
     "target_too_large": ("target_ids", V, "smaller than the vocabulary size"),
-    "nan_teacher": ("teacher", np.nan, "active teacher targets"),
-    "inf_teacher": ("teacher", np.inf, "active teacher targets"),
-    "empty_teacher": ("teacher_row", -np.inf, "active teacher targets"),
+    "nan_teacher": ("teacher", np.nan, "active teacher_logits"),
+    "inf_teacher": ("teacher", np.inf, "active teacher_logits"),
+    "empty_teacher": ("teacher_row", -np.inf, "active teacher_logits"),
 }
 
 
@@ -107,7 +107,7 @@ def test_diverged_student_is_reported():
 def test_evaluate_reports_as_well():
     trainer = make_trainer()
     bad = spoil("teacher", np.nan)[2]
-    with pytest.raises(ValueError, match="active teacher targets"):
+    with pytest.raises(ValueError, match="active teacher_logits"):
         trainer.evaluate(tuples([bad]), steps=1, verbose=0)
     trainer.evaluate(make_batches([(2, 6)]), verbose=0)
 
