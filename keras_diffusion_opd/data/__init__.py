@@ -1,8 +1,9 @@
 """Prepared batches, teacher targets, corruption, datasets."""
 
+from keras_diffusion_opd.data.concatenation import concatenate_batches
 from keras_diffusion_opd.data.corruption import BlockCorruption, MaskedCorruption
 from keras_diffusion_opd.data.dataset import PreparedDataset, StaleBatchError
-from keras_diffusion_opd.data.prepared_batch import PreparedBatch, concatenate_batches
+from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.stamp import Stamp
 from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets
 from keras_diffusion_opd.data.token_corruption import CorruptedTokens, TokenCorruption

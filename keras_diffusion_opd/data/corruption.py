@@ -60,8 +60,8 @@ class MaskedCorruption(TokenCorruption):
     def _check_tokens(self, tokens: np.ndarray, frozen: np.ndarray) -> None:
         if self.mask_id > np.iinfo(tokens.dtype).max:
             raise ValueError(
-                f"`tokens` must have a dtype that holds the mask id {self.mask_id}. Received {tokens.dtype}, which ends "
-                f"at {np.iinfo(tokens.dtype).max}. Cast them: tokens.astype('int32')."
+                f"`tokens` must have a dtype that holds the mask id {self.mask_id}. Received {tokens.dtype}, which "
+                f"ends at {np.iinfo(tokens.dtype).max}. Cast them: tokens.astype('int32')."
             )
         if np.any((tokens == self.mask_id) & ~frozen):
             raise ValueError(
@@ -81,8 +81,8 @@ class BlockCorruption(MaskedCorruption):
     A model is to predict block b from what is left of it and from the clean blocks before it. `prepare`
     lays the noised and the clean sequence side by side, `[x_t ; x_0]`, with the attention mask of
     `keras_diffusion_opd.models.block_diffusion_mask`, so that one pass scores all blocks. With `block_size`
-    1 it is a shuffled kind of autoregressive training; with the whole length, `MaskedCorruption`, token for
-    token.
+    1 every token is predicted from those before it alone, as in autoregressive training; with the whole
+    length this is `MaskedCorruption`, token for token.
 
     Args:
         mask_id: int >= 0, id of the absorbing mask.
@@ -146,9 +146,9 @@ class BlockCorruption(MaskedCorruption):
             inputs[self.attention_key] = for_rows(mask, len(both))
         return inputs
 
-    def _reserved_keys(self, token_key: str) -> dict[str, str]:
-        reserved = super()._reserved_keys(token_key)
-        return reserved if self.attention_key is None else {**reserved, self.attention_key: "the attention masks"}
+    def input_keys(self, token_key: str) -> tuple[str, ...]:
+        """Names of the inputs that `model_inputs` gives beside the conditions."""
+        return (token_key,) if self.attention_key is None else (token_key, self.attention_key)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

@@ -45,7 +45,8 @@ def uniform_times(kind: str, seed: int, step: int, ids: np.ndarray, batch_ids: A
     low, high = words(step)
     key = threefry2x32(np, words(seed), (low, high ^ np.int32(_TIME_STREAM)))
     part = np.arange(parts, dtype="int32")[None]
-    columns = tuple(word[:, None] for word in split_words(ids))
+    low, high = split_words(ids)
+    columns = (low[:, None], high[:, None])
     if kind == "independent":
         return uniform64(*threefry2x32(np, (key[0] ^ part, key[1]), columns))
     group = np.unique(ids if batch_ids is None else np.asarray(batch_ids, "int64"))

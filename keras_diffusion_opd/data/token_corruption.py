@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_diffusion_opd.data.counter_random import split_words, threefry2x32, uniform64
 from keras_diffusion_opd.data.diffusion_times import TIMES, drawn_step, mirror, uniform_times, words
+from keras_diffusion_opd.data.inference import batch_conditions
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.stamp import Stamp
 from keras_diffusion_opd.data.targets import TeacherTargets
@@ -146,7 +147,7 @@ class TokenCorruption(abc.ABC):
                 "`teacher` must be None or a function from the model's inputs to teacher targets, such as lambda "
                 f"inputs: DenseTargets(model(inputs)). Received {teacher!r} of type {type(teacher).__name__}."
             )
-        self._check_conditions(conditions, token_key)
+        conditions = batch_conditions(conditions, len(np.asarray(tokens)), self.input_keys(token_key))
         out = self(seed, step, sample_ids, tokens, frozen=frozen, batch_ids=batch_ids)
         inputs = self.model_inputs(out.token_ids, tokens, conditions=conditions, token_key=token_key)
         return PreparedBatch.create(
@@ -171,7 +172,6 @@ class TokenCorruption(abc.ABC):
         Returns:
             dict of arrays with B rows each.
         """
-        self._check_conditions(conditions, token_key)
         return {token_key: np.asarray(corrupted), **(conditions or {})}
 
     def block_of(self, length: int) -> np.ndarray:
@@ -188,18 +188,14 @@ class TokenCorruption(abc.ABC):
         """float64 (B, L): the weight of the evidence lower bound where corrupted."""
         return np.where(mask, self.schedule.loss_weight(t)[:, block], 0.0)
 
-    def _reserved_keys(self, token_key: str) -> dict[str, str]:
-        """The inputs that conditions must not name, each with what goes there."""
-        return {token_key: "the corrupted tokens"}
+    def input_keys(self, token_key: str) -> tuple[str, ...]:
+        """Names of the inputs that `model_inputs` gives beside the conditions."""
+        return (token_key,)
 
-    def _check_conditions(self, conditions: dict[str, Any] | None, token_key: str) -> None:
-        if conditions is not None and not isinstance(conditions, dict):
-            raise TypeError(
-                f"`conditions` must be None or a dict of arrays by name. Received {type(conditions).__name__}."
-            )
-        for key, what in self._reserved_keys(token_key).items():
-            if key in (conditions or {}):
-                raise ValueError(f"`conditions` must not hold {key!r}: that is where {what} go.")
+    @property
+    def gives_bound(self) -> bool:
+        """Whether the expected weighted cross-entropy bounds the negative log-likelihood from above."""
+        return True
 
     def _checked(self, tokens: Any, sample_ids: Any, frozen: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         tokens = np.asarray(tokens)
@@ -244,9 +240,9 @@ def distinct_ids(name: str, ids: Any) -> np.ndarray:
     values, counts = np.unique(ids, return_counts=True)
     if np.any(counts > 1):
         raise ValueError(
-            f"`{name}` must not hold an id twice: both rows would be corrupted the same. Received {values[counts > 1][0]} "
-            f"{counts.max()} times. A sample that comes again in one step needs an id of its own, such as a running "
-            "number."
+            f"`{name}` must not hold an id twice: both rows would be corrupted the same. Received "
+            f"{values[counts > 1][0]} {counts.max()} times. A sample that comes again in one step needs an id of its "
+            "own, such as a running number."
         )
     return ids.astype("int64")
 

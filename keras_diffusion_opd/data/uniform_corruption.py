@@ -91,6 +91,11 @@ class UniformCorruption(TokenCorruption):
                 "prompt and padding in `frozen`, or give the true `vocabulary_size`."
             )
 
+    @property
+    def gives_bound(self) -> bool:
+        """True for weights "replaced"."""
+        return self.weights == "replaced"
+
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
         own = {"vocabulary_size": self.vocabulary_size, "weights": self.weights}

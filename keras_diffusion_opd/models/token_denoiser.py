@@ -111,8 +111,8 @@ class TokenDenoiser(keras.Model):
         """See the class."""
         if "attention_mask" in inputs:
             raise ValueError(
-                "A TokenDenoiser has no attention for an 'attention_mask' to act on: every token sees the whole canvas. "
-                "Use TransformerDenoiser for block diffusion."
+                "A TokenDenoiser has no attention for an 'attention_mask' to act on: every token sees the whole "
+                "canvas. Use TransformerDenoiser for block diffusion."
             )
         features = ops.convert_to_tensor(self._features, dtype=self.compute_dtype)
         canvas = ops.take(features, ops.cast(inputs["token_ids"], "int32"), axis=0)

@@ -116,7 +116,7 @@ class TransformerDenoiser(keras.Model):
         if self.class_embedding is not None:
             x = x + ops.expand_dims(self.class_embedding(classes), 1)
         for block in self.blocks:
-            x = block(x, mask, training=training)
+            x = block(x, attention_mask=mask, training=training)
         return self.head(self.final_norm(x[:, : self.length]))
 
     def _parts(self, inputs: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -181,12 +181,12 @@ class _TransformerBlock(layers.Layer):
         self.outer.build((*input_shape[:-1], 4 * self.width))
         self.built = True
 
-    def call(self, x: Any, mask: Any = None, training: bool | None = None) -> Any:
+    def call(self, x: Any, attention_mask: Any = None, training: bool | None = None) -> Any:
         normed = self.attention_norm(x)
-        x = x + self.attention(normed, normed, attention_mask=mask, training=training)
+        x = x + self.attention(normed, normed, attention_mask=attention_mask, training=training)
         return x + self.outer(self.dropout(self.inner(self.norm(x)), training=training))
 
-    def compute_output_shape(self, input_shape: Any, mask: Any = None) -> Any:
+    def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
