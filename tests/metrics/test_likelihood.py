@@ -9,7 +9,9 @@ from keras import ops
 
 from keras_diffusion_opd.data import BlockCorruption, MaskedCorruption, UniformCorruption
 from keras_diffusion_opd.metrics import LikelihoodBound, masked_likelihood_bound
-from tests.samplers.test_block import LENGTH, MASK, MODEL, V
+from tests.denoisers import LENGTH, MASK, V, transformer
+
+MODEL = transformer()
 
 IDS = np.random.default_rng(3).integers(0, V, (5, LENGTH)).astype("int32")
 TABLE = np.random.default_rng(4).normal(size=(LENGTH, V)).astype("float32")
@@ -46,9 +48,9 @@ def test_the_bound_of_a_factorised_model_is_its_negative_log_likelihood(block_si
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "geometric"])
 def test_drawn_bounds_of_a_factorised_model_are_right_within_their_sampling_error(schedule, times):
     made = corruption(2, schedule=schedule, times=times)
-    bound = masked_likelihood_bound(factorised, IDS, made, samples=400)
+    bound = masked_likelihood_bound(factorised, IDS, made, samples=160)
     exact = nll_of(IDS).mean() / LENGTH
-    assert 0 < bound.sampling_error < 0.05
+    assert 0 < bound.sampling_error < 0.3
     assert abs(bound.nats_per_token - exact) < 5 * bound.sampling_error
 
 
@@ -56,7 +58,7 @@ def test_drawn_bounds_of_a_factorised_model_are_right_within_their_sampling_erro
 def test_drawn_bounds_agree_with_the_sum_over_all_subsets(block_size):
     made = corruption(block_size)
     exact = masked_likelihood_bound(MODEL, IDS, made, samples=None)
-    drawn = masked_likelihood_bound(MODEL, IDS, made, samples=200, seed=1)
+    drawn = masked_likelihood_bound(MODEL, IDS, made, samples=60, seed=1)
     assert abs(drawn.nats_per_token - exact.nats_per_token) < 5 * drawn.sampling_error
 
 
@@ -193,7 +195,7 @@ def test_the_standard_error_is_that_of_repeated_data_sets():
 
 def test_uniform_replacements_bound_a_factorised_model_too():
     made = UniformCorruption(V, weights="replaced")
-    bound = masked_likelihood_bound(factorised, IDS, made, samples=300)
+    bound = masked_likelihood_bound(factorised, IDS, made, samples=160)
     assert abs(bound.nats_per_token - nll_of(IDS).mean() / LENGTH) < 5 * bound.sampling_error
 
 

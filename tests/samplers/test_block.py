@@ -6,24 +6,12 @@ import pytest
 from keras import ops
 
 from keras_diffusion_opd.backend import BACKEND
-from keras_diffusion_opd.models import TransformerDenoiser, block_causal_mask
+from keras_diffusion_opd.models import block_causal_mask
 from keras_diffusion_opd.samplers import BlockSampler, MaskedSampler
 from keras_diffusion_opd.samplers.row_noise import gumbel, row_keys
+from tests.denoisers import LENGTH, MASK, V, transformer
 
-V, LENGTH = 5, 6
-MASK = V
-
-
-def denoiser(seed=0):
-    keras.utils.set_random_seed(seed)
-    model = TransformerDenoiser(V, LENGTH, width=8, depth=1, heads=2)
-    model.build()
-    for weight in model.trainable_variables:  # logits that differ from place to place
-        weight.assign(weight + 0.5 * np.random.default_rng(seed).normal(size=weight.shape))
-    return model
-
-
-MODEL = denoiser()
+MODEL = transformer()
 
 
 def blind(inputs):
@@ -103,10 +91,11 @@ def test_what_comes_after_a_block_is_not_seen():
     given = np.full((16, LENGTH), MASK)
     given[:, 4:] = np.random.default_rng(0).integers(0, V, (16, 2))
     arguments = {"shape": (16, LENGTH), "steps": 1, "seed": np.full(16, 3), "tokens": given}
-    out = BlockSampler(MASK, block_size=2).sample(MODEL, **arguments)
-    assert len(np.unique(out[:, :4], axis=0)) == 1
-    masked = MaskedSampler(MASK).sample(MODEL, **arguments)
-    assert len(np.unique(masked[:, :4], axis=0)) > 1  # which sees everything
+    out = BlockSampler(MASK, block_size=2).rollout(MODEL, **arguments)
+    assert len(np.unique(out.tokens[:, :4], axis=0)) == 1
+    assert np.ptp(out.log_probs[:, :4], axis=0).max() < 1e-5
+    masked = MaskedSampler(MASK).rollout(MODEL, **arguments)
+    assert np.ptp(masked.log_probs[:, :4], axis=0).max() > 1e-3  # which sees everything
 
 
 @pytest.mark.skipif(BACKEND == "torch", reason="torch runs eagerly: there is no trace to count")

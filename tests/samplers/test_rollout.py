@@ -8,7 +8,9 @@ from keras_diffusion_opd.backend import compiled
 from keras_diffusion_opd.data import Stamp
 from keras_diffusion_opd.losses import token_log_probs
 from keras_diffusion_opd.samplers import BlockSampler, MaskedSampler
-from tests.samplers.test_block import LENGTH, MASK, MODEL
+from tests.denoisers import LENGTH, MASK, transformer
+
+MODEL = transformer()
 
 SAMPLERS = {
     "masked": lambda **k: MaskedSampler(MASK, **k),
