@@ -4,12 +4,11 @@ import keras
 import numpy as np
 import pytest
 
-from keras_diffusion_opd.data import MaskedCorruption, PreparedDataset
+from keras_diffusion_opd.data import MaskedCorruption
 from keras_diffusion_opd.losses import TokenCrossEntropyLoss
 from tests.oracles import numpy, tensor
-from tests.students import make_student, make_trainer
 
-ROWS, LENGTH, STEPS = 8, 16, 300
+ROWS, LENGTH, STEPS = 8, 16, 120
 
 
 def losses(normalization, steps=STEPS):
@@ -42,12 +41,8 @@ def test_ids_below_zero_are_no_tokens():
     assert float(numpy(TokenCrossEntropyLoss(normalization="tokens")(logits, marked).primary.weight)) == ROWS * 12
 
 
-def test_it_trains_through_fit_and_survives_serialisation():
+def test_the_name_survives_serialisation():
     loss = TokenCrossEntropyLoss(normalization="tokens")
-    batch = MaskedCorruption(6).prepare(0, 0, np.arange(4), np.ones((4, 5), "int32"))
-    trainer = make_trainer(student=make_student(), loss=loss)
-    history = trainer.fit(PreparedDataset([batch]), epochs=2, verbose=0).history["loss"]
-    assert history[1] < history[0]
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
     assert again.normalization == "tokens"
 

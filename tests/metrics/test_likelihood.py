@@ -183,14 +183,14 @@ def test_errors_are_those_of_their_formulas():
 def test_the_standard_error_is_that_of_repeated_data_sets():
     rng, found, errors = np.random.default_rng(0), [], []
     p = np.exp(LOG_P)
-    for seed in range(60):
+    for seed in range(30):
         draws = [rng.choice(V, size=20, p=p[i] / p[i].sum()) for i in range(LENGTH)]
         made = corruption(2, times="independent")
         bound = masked_likelihood_bound(factorised, np.stack(draws, axis=1).astype("int32"), made, samples=2, seed=seed)
         found.append(bound.nats_per_token)
         errors.append(bound.standard_error)
-    # The spread of 60 estimates is known to 9 %.
-    assert np.mean(errors) == pytest.approx(np.std(found, ddof=1), rel=0.3)
+    # The spread of 30 estimates is known to 13 %.
+    assert np.mean(errors) == pytest.approx(np.std(found, ddof=1), rel=0.4)
 
 
 def test_uniform_replacements_bound_a_factorised_model_too():

@@ -86,7 +86,7 @@ def test_block_diffusion_trains_through_fit_and_learns_what_comes_next():
     # A token repeats the one two places before: to be known from the clean block before.
     first = np.random.default_rng(0).integers(0, V, (32, 2))
     clean = np.tile(first, (1, 3)).astype("int32")
-    model = denoiser(width=16, depth=2)
+    model = denoiser(width=16, depth=1)
     corruption = BlockCorruption(model.mask_id, block_size=2)
     batches = [corruption.prepare(0, step, np.arange(32), clean) for step in range(6)]
     trainer = PreparedTrainer(model, TokenCrossEntropyLoss())
