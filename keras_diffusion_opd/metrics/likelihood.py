@@ -117,7 +117,8 @@ def masked_likelihood_bound(
     With `MaskedCorruption` the bound is that of masked diffusion, over all orders of all tokens; with
     `BlockCorruption` that of block diffusion, over the orders within each block given the blocks before it,
     which for `block_size=1` is the autoregressive likelihood itself. It does not depend on the schedule; what
-    is drawn does. For a model whose answers do not depend on the other tokens it is exact.
+    is drawn does. For a model whose answers do not depend on the other tokens it is the likelihood itself.
+    Every call compiles the denoiser once.
 
     Args:
         denoiser: Keras model or layer, called with `training=False`, or a function that holds no variables,

@@ -33,7 +33,7 @@ class BlockSampler(MaskedSampler):
         schedule, order, order_noise: see `MaskedSampler`; within each block.
         token_key: str, name of the tokens among the denoiser's inputs.
         attention_key: str, name of the attention mask, bool (B, L, L); None leaves it out, for a denoiser
-            that knows its blocks itself.
+            that knows its blocks itself (and, to be trained and scored, `[x_t ; x_0]` by its length).
 
     Raises:
         ValueError: an argument is out of its range.
@@ -70,8 +70,11 @@ class BlockSampler(MaskedSampler):
         attention_key: str | None = "attention_mask",
     ) -> None:
         super().__init__(mask_id, schedule=schedule, order=order, order_noise=order_noise, token_key=token_key)
-        if token_key is None and attention_key is not None:
-            raise ValueError("`token_key` must name the tokens: the attention mask is an input beside them.")
+        if not isinstance(token_key, str):
+            raise ValueError(
+                "`token_key` must name the tokens among the denoiser's inputs: scores need clean tokens and a mask "
+                f"beside them. Received {token_key!r}."
+            )
         self.block_size = positive_int("block_size", block_size)
         self.attention_key = attention_key
 
