@@ -3,8 +3,10 @@
 from typing import Any
 
 import keras
+import numpy as np
 from keras import layers, ops
 
+from keras_diffusion_opd.data.block_masks import block_causal_mask, block_diffusion_mask
 from keras_diffusion_opd.validation import finite_real, positive_int
 
 
@@ -23,13 +25,16 @@ class TransformerDenoiser(keras.Model):
         depth: int >= 1, number of blocks.
         heads: int >= 1.
         num_classes: None, or int >= 1: the model then has an input `class_ids` as well.
+        block_size: None, or int >= 1: what is seen where there is no `attention_mask`: with L tokens
+            `block_causal_mask`, with 2L `block_diffusion_mask`. It spares every batch the mask, 4 L^2 bytes a
+            row: give `attention_key=None` to `BlockCorruption` and `BlockSampler`.
         dropout: float in [0, 1), after attention and inside the blocks.
         name, dtype: as for any Keras model.
 
     Inputs: a dict with
         token_ids: int (B, L) in [0, V], or (B, 2L).
         attention_mask: bool (B, S, S) for S tokens, True where the row's position sees the column's; left
-            out, everything sees everything.
+            out, everything sees everything, or what `block_size` says.
         class_ids: int (B,) in [0, num_classes), where there are classes.
 
     Returns: float (B, L, V), logits in the compute dtype; position i scores token i.
@@ -59,6 +64,7 @@ class TransformerDenoiser(keras.Model):
         depth: int = 4,
         heads: int = 4,
         num_classes: int | None = None,
+        block_size: int | None = None,
         dropout: float = 0.0,
         name: str | None = None,
         dtype: Any = None,
@@ -74,6 +80,7 @@ class TransformerDenoiser(keras.Model):
         if self.width % self.heads:
             raise ValueError(f"`width` must be a multiple of `heads`. Received width={width}, heads={heads}.")
         self.num_classes = None if num_classes is None else positive_int("num_classes", num_classes)
+        self.block_size = None if block_size is None else positive_int("block_size", block_size)
         self.dropout = finite_real("dropout", dropout)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` must lie in [0, 1). Received {dropout!r}.")
@@ -132,10 +139,14 @@ class TransformerDenoiser(keras.Model):
                 f"`token_ids` must have {self.length} tokens, or {2 * self.length} (noised and clean ones). Received "
                 f"shape {tuple(tokens.shape)}."
             )
+        if mask is None and self.block_size is not None:
+            own = block_causal_mask if seen == self.length else block_diffusion_mask
+            mask = np.expand_dims(own(self.length, self.block_size), 0)
         if mask is None and seen == 2 * self.length:
             raise ValueError(
                 "Noised and clean tokens side by side need an 'attention_mask', or the model reads the answer. "
-                "BlockCorruption gives it; keras_diffusion_opd.models.block_diffusion_mask makes it."
+                "BlockCorruption gives it, keras_diffusion_opd.models.block_diffusion_mask makes it; or give the "
+                "model a `block_size`."
             )
         if mask is not None and tuple(mask.shape[1:]) != (seen, seen):
             raise ValueError(f"`attention_mask` must have shape (rows, {seen}, {seen}). Received {tuple(mask.shape)}.")
@@ -147,7 +158,7 @@ class TransformerDenoiser(keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        names = ("vocabulary_size", "length", "width", "depth", "heads", "num_classes", "dropout", "name")
+        names = ("vocabulary_size", "length", "width", "depth", "heads", "num_classes", "block_size", "dropout", "name")
         policy = keras.saving.serialize_keras_object(self.dtype_policy)
         return {**{name: getattr(self, name) for name in names}, "dtype": policy}
 

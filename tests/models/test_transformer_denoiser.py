@@ -8,6 +8,7 @@ from keras import ops
 from keras_diffusion_opd.data import BlockCorruption, PreparedDataset
 from keras_diffusion_opd.losses import TokenCrossEntropyLoss
 from keras_diffusion_opd.models import TokenDenoiser, TransformerDenoiser, block_causal_mask
+from keras_diffusion_opd.samplers import BlockSampler
 from keras_diffusion_opd.trainers import PreparedTrainer
 
 V, LENGTH = 5, 6
@@ -51,6 +52,25 @@ def test_one_pass_over_both_sequences_equals_a_pass_for_every_block(size):
         alone[:, start + size :] = V  # not seen
         expected = run(model, {"token_ids": alone, "attention_mask": causal})[:, block]
         np.testing.assert_allclose(together[:, block], expected, atol=1e-5)  # other sums, in float32
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_model_that_knows_its_blocks_needs_no_mask(size):
+    model, knowing, clean = denoiser(), denoiser(block_size=size), tokens()
+    model.build()
+    knowing.build()
+    knowing.set_weights(model.get_weights())
+    both = side_by_side(np.full_like(clean, V), clean, size)
+    without = {"token_ids": both["token_ids"]}
+    np.testing.assert_allclose(run(knowing, without), run(model, both), atol=1e-6)
+    causal = np.tile(block_causal_mask(LENGTH, size), (3, 1, 1))
+    expected = run(model, {"token_ids": clean, "attention_mask": causal})
+    np.testing.assert_allclose(run(knowing, {"token_ids": clean}), expected, atol=1e-6)
+    assert knowing.get_config()["block_size"] == size
+    rollout = BlockSampler(V, block_size=size, attention_key=None).rollout(knowing, shape=(2, LENGTH), steps=2, seed=0)
+    with_mask = BlockSampler(V, block_size=size).rollout(model, shape=(2, LENGTH), steps=2, seed=0)
+    assert np.array_equal(rollout.tokens, with_mask.tokens)
+    np.testing.assert_allclose(rollout.rescore(knowing), rollout.log_probs, atol=1e-5)
 
 
 def test_a_noised_block_sees_no_clean_token_of_its_own_or_of_later_blocks():
