@@ -35,3 +35,12 @@ def positive_temperature(temperature: Any) -> float:
             f"by it leave float32. Received {temperature}."
         )
     return temperature
+
+
+def whole_number(name: str, value: Any, least: int | None = 0) -> int:
+    """`value` as an int; ValueError unless it is a whole number of at least `least` (None: any)."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise ValueError(f"`{name}` must be a whole number. Received {value!r} of type {type(value).__name__}.")
+    if least is not None and int(value) < least:
+        raise ValueError(f"`{name}` must be at least {least}. Received {value!r}.")
+    return int(value)

@@ -1,20 +1,24 @@
 """Prepared batches, teacher targets, corruption, datasets."""
 
 from keras_diffusion_opd.data.alignment import AlignmentError, TargetFit, check_alignment, target_fit
-from keras_diffusion_opd.data.corruption import CorruptedTokens, MaskedCorruption
+from keras_diffusion_opd.data.concatenation import concatenate_batches
+from keras_diffusion_opd.data.corruption import BlockCorruption, MaskedCorruption
 from keras_diffusion_opd.data.dataset import PreparedDataset, StaleBatchError
-from keras_diffusion_opd.data.prepared_batch import PreparedBatch, concatenate_batches
+from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.row_digests import require_rows, row_digests
 from keras_diffusion_opd.data.sampled_targets import SampledTargets
 from keras_diffusion_opd.data.stamp import Stamp
 from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets
 from keras_diffusion_opd.data.teacher_checks import DegenerateTeacherError, check_teacher
+from keras_diffusion_opd.data.token_corruption import CorruptedTokens, TokenCorruption
 from keras_diffusion_opd.data.top_k_targets import TopKTargets
+from keras_diffusion_opd.data.uniform_corruption import UniformCorruption
 from keras_diffusion_opd.data.violations import violations
 from keras_diffusion_opd.data.vocabularies import fit_vocabulary
 
 __all__ = [
     "AlignmentError",
+    "BlockCorruption",
     "CorruptedTokens",
     "DegenerateTeacherError",
     "DenseTargets",
@@ -26,7 +30,9 @@ __all__ = [
     "Stamp",
     "TargetFit",
     "TeacherTargets",
+    "TokenCorruption",
     "TopKTargets",
+    "UniformCorruption",
     "check_alignment",
     "check_teacher",
     "concatenate_batches",

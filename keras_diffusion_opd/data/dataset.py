@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_diffusion_opd.data.prepared_batch import PreparedBatch, concatenate_batches
+from keras_diffusion_opd.data.concatenation import concatenate_batches
+from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.teacher_checks import check_teacher
 from keras_diffusion_opd.validation import positive_int
 

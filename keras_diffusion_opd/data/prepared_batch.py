@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import numpy as np
 
 from keras_diffusion_opd import backend
@@ -287,71 +286,6 @@ def _first(wrong: np.ndarray) -> tuple[int, ...]:
 
 def _position(where: tuple[int, ...]) -> str:
     return f"row {where[0]}, position {where[1]}"
-
-
-def concatenate_batches(batches: list[PreparedBatch]) -> PreparedBatch:
-    """The rows of several batches as one. NumPy stays NumPy; dtypes stay what they are.
-
-    The stamp is that of the oldest policy; none where a batch has none, for then the age is not known.
-
-    Args:
-        batches: list of `PreparedBatch`, all of one structure, row shape and dtype.
-
-    Returns:
-        `PreparedBatch` of all rows, in order.
-
-    Raises:
-        TypeError: something is not a PreparedBatch.
-        ValueError: no batch; structures, teachers' kinds, shapes of a row or dtypes that differ.
-
-    Example:
-
-    ```python
-    import numpy as np
-    from keras_diffusion_opd.data import PreparedBatch, concatenate_batches
-
-    ids = np.zeros((2, 3), "int32")
-    batch = PreparedBatch.create(model_inputs=ids, target_ids=ids, loss_weights=np.ones((2, 3), bool))
-    assert concatenate_batches([batch, batch]).rows == 4
-    ```
-    """
-    if not batches:
-        raise ValueError("Nothing to concatenate: `batches` is empty.")
-    for index, batch in enumerate(batches):
-        if not isinstance(batch, PreparedBatch):
-            raise TypeError(f"`batches` must hold PreparedBatch objects. Received {type(batch).__name__} at {index}.")
-    if len(batches) == 1:
-        return batches[0]
-    parts = [list(leaves_with_paths(list(batch.as_fit()), "batch")) for batch in batches]
-    for index, other in enumerate(parts):
-        _require_same_rows(parts[0], other, index)
-    joined = iter(
-        [
-            np.concatenate(column) if all(isinstance(c, np.ndarray) for c in column) else keras.ops.concatenate(column)
-            for column in zip(*([leaf for _, leaf in part] for part in parts), strict=True)
-        ]
-    )
-    x, y, weights = map_leaves(lambda _: next(joined), list(batches[0].as_fit()))
-    whole = PreparedBatch.from_fit(x, y, weights)
-    stamps = [batch.stamp for batch in batches if batch.stamp is not None]
-    stamp = min(stamps, key=lambda s: s.policy_version) if len(stamps) == len(batches) else None
-    return PreparedBatch(whole.model_inputs, whole.target_ids, whole.loss_weights, whole.teacher, stamp)
-
-
-def _require_same_rows(first: list[tuple[str, Any]], other: list[tuple[str, Any]], index: int) -> None:
-    """ValueError unless both batches have the same leaves, and each the same dtype and shape but for the rows."""
-    if [path for path, _ in first] != [path for path, _ in other]:
-        raise ValueError(
-            "Batches must have the same pytree structure (inputs, teacher or none) to become one. Batch 0 has "
-            f"{[path for path, _ in first]}, batch {index} has {[path for path, _ in other]}."
-        )
-    for (path, a), (_, b) in zip(first, other, strict=True):
-        if dtype_of(a) != dtype_of(b) or not same_shape(shape_of(a)[1:], shape_of(b)[1:]):
-            raise ValueError(
-                f"Batches must have rows of the same shape and dtype to become one. `{path}` is {dtype_of(a)} "
-                f"{shape_of(a)} in batch 0 and {dtype_of(b)} {shape_of(b)} in batch {index}. Pad with positions of "
-                "weight 0, or cast."
-            )
 
 
 def _flatten(batch: PreparedBatch) -> tuple[list[tuple[str, Any]], Stamp | None]:

@@ -1,10 +1,12 @@
-"""Losses: sums that carry their weight, divergences, distillation."""
+"""Losses: sums that carry their weight, divergences, distillation, scores of a policy."""
 
+from keras_diffusion_opd.data.inference import exclude_id
 from keras_diffusion_opd.losses.alignment import AlignmentReport, alignment_self_test
 from keras_diffusion_opd.losses.distillation import DistillationLoss, TokenCrossEntropyLoss
 from keras_diffusion_opd.losses.divergences import token_cross_entropy, token_divergence
 from keras_diffusion_opd.losses.keras_losses import TeacherDivergence, TokenCrossEntropy
 from keras_diffusion_opd.losses.sampled import sampled_divergence
+from keras_diffusion_opd.losses.token_scores import TokenScores, token_entropy, token_log_probs
 from keras_diffusion_opd.losses.top_k import top_k_divergence
 from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
 
@@ -15,10 +17,14 @@ __all__ = [
     "TeacherDivergence",
     "TokenCrossEntropy",
     "TokenCrossEntropyLoss",
+    "TokenScores",
     "WeightedSum",
     "alignment_self_test",
+    "exclude_id",
     "sampled_divergence",
     "token_cross_entropy",
     "token_divergence",
+    "token_entropy",
+    "token_log_probs",
     "top_k_divergence",
 ]

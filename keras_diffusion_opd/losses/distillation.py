@@ -226,17 +226,31 @@ class DistillationLoss:
         return cls(**config)
 
 
+_NORMALIZATIONS = ("weights", "tokens")
+
+
 @keras.saving.register_keras_serializable(package="keras_diffusion_opd")
 class TokenCrossEntropyLoss:
     """Weighted cross-entropy towards the target ids: supervised fine-tuning of a diffusion language model.
 
-    With weights 1/t on masked positions it is the bound of Sahoo et al., "Simple and Effective Masked
-    Diffusion Language Models", 2024, arXiv:2406.07524, divided by the sum of the weights.
+    With the weights of a corruption, 1 / t on masked positions, there are two estimators of nats per token:
 
-    Args: none.
+    Args:
+        normalization: what divides the weighted sum.
+            "weights": the sum of the weights: a weighted mean. A model of constant cross-entropy h has loss h
+                in every batch, whatever was masked; over batches of different times it is not exactly the
+                bound. With weights 1 on masked positions it is the mean over masked tokens.
+            "tokens": how many target ids are not negative, masked or not: the bound of Sahoo et al. itself,
+                h on average over times but not in every batch. Give prompt and padding the id -1, or they
+                count.
 
     Returns:
         `loss(student_logits, batch) -> LossOutput` without metrics, in float32 (float64 where the logits are).
+
+    Raises:
+        ValueError: `normalization` is neither.
+
+    Source: Sahoo et al., "Simple and Effective Masked Diffusion Language Models", 2024, arXiv:2406.07524.
 
     Example:
 
@@ -246,25 +260,36 @@ class TokenCrossEntropyLoss:
     from keras_diffusion_opd.losses import TokenCrossEntropyLoss
 
     batch = PreparedBatch.create(
-        model_inputs={"token_ids": np.zeros((1, 2), "int32")},
-        target_ids=np.array([[1, -1]]),
-        loss_weights=np.array([[1.0, 0.0]], "float32"),
+        model_inputs={"token_ids": np.zeros((1, 3), "int32")},
+        target_ids=np.array([[1, 0, -1]]),
+        loss_weights=np.array([[1.0, 0.0, 0.0]], "float32"),
     )
-    loss = TokenCrossEntropyLoss()(np.zeros((1, 2, 4), "float32"), batch).primary.mean()
-    assert abs(float(loss) - np.log(4)) < 1e-6
+    logits = np.zeros((1, 3, 4), "float32")
+    assert abs(float(TokenCrossEntropyLoss()(logits, batch).primary.mean()) - np.log(4)) < 1e-6
+    halved = TokenCrossEntropyLoss(normalization="tokens")(logits, batch)    # one of two tokens was masked
+    assert abs(float(halved.primary.mean()) - np.log(4) / 2) < 1e-6
     ```
     """
 
     metric_names: tuple[str, ...] = ()
 
+    def __init__(self, *, normalization: str = "weights") -> None:
+        if normalization not in _NORMALIZATIONS:
+            raise ValueError(f"`normalization` must be one of {list(_NORMALIZATIONS)}. Received {normalization!r}.")
+        self.normalization = normalization
+
     def __call__(self, student_logits: Any, batch: PreparedBatch) -> LossOutput:
         """See the class."""
         logits, ids, _, weights = prepare(student_logits, batch)
-        return LossOutput(WeightedSum(weighted_sum(token_cross_entropy(logits, ids), weights), ops.sum(weights)), {})
+        total = weighted_sum(token_cross_entropy(logits, ids), weights)
+        if self.normalization == "weights":
+            return LossOutput(WeightedSum(total, ops.sum(weights)), {})
+        counted = ops.cast(ops.convert_to_tensor(batch.target_ids) >= 0, weights.dtype)
+        return LossOutput(WeightedSum(total, ops.sum(counted)), {})
 
     def get_config(self) -> dict[str, Any]:
-        """Empty: there is nothing to set."""
-        return {}
+        """The constructor's arguments."""
+        return {"normalization": self.normalization}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "TokenCrossEntropyLoss":

@@ -1,4 +1,4 @@
-"""Metrics: ratios of sums, and what to watch while distilling."""
+"""Metrics: ratios of sums, what to watch while distilling, bounds on the likelihood."""
 
 from keras_diffusion_opd.metrics.distillation import (
     Acceptance,
@@ -9,11 +9,13 @@ from keras_diffusion_opd.metrics.distillation import (
     TopOneAgreement,
     distillation_diagnostics,
 )
+from keras_diffusion_opd.metrics.likelihood import LikelihoodBound, masked_likelihood_bound
 from keras_diffusion_opd.metrics.targets import RetainedMass, TargetsMetric, TeacherCrossEntropy
 from keras_diffusion_opd.metrics.weighted_ratio import WeightedRatio
 
 __all__ = [
     "Acceptance",
+    "LikelihoodBound",
     "RetainedMass",
     "StudentEntropy",
     "TargetsMetric",
@@ -24,4 +26,5 @@ __all__ = [
     "TopOneAgreement",
     "WeightedRatio",
     "distillation_diagnostics",
+    "masked_likelihood_bound",
 ]

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_diffusion_opd.data.log_space import log_probabilities
 from keras_diffusion_opd.losses.divergences import resolve_divergence, token_divergence
+from keras_diffusion_opd.losses.token_scores import token_entropy
 from keras_diffusion_opd.losses.token_weights import token_weights
 from keras_diffusion_opd.metrics.weighted_ratio import WeightedRatio
 from keras_diffusion_opd.validation import positive_temperature
@@ -93,11 +93,6 @@ class TeacherKL(TokenMetric):
         return {**super().get_config(), "divergence": self.divergence, "temperature": self.temperature}
 
 
-def _entropy(logits: Any) -> Any:
-    log_p = log_probabilities(ops.convert_to_tensor(logits))
-    return -ops.sum(ops.exp(log_p) * log_p, axis=-1)
-
-
 @keras.saving.register_keras_serializable(package="keras_diffusion_opd")
 class TeacherEntropy(TokenMetric):
     """Entropy of the teacher, in nats per token.
@@ -123,7 +118,7 @@ class TeacherEntropy(TokenMetric):
 
     def values(self, teacher_logits: Any, student_logits: Any) -> Any:
         """See `TokenMetric.values`."""
-        return _entropy(teacher_logits)
+        return token_entropy(teacher_logits)
 
 
 @keras.saving.register_keras_serializable(package="keras_diffusion_opd")
@@ -153,7 +148,7 @@ class StudentEntropy(TokenMetric):
 
     def values(self, teacher_logits: Any, student_logits: Any) -> Any:
         """See `TokenMetric.values`."""
-        return _entropy(student_logits)
+        return token_entropy(student_logits)
 
 
 @keras.saving.register_keras_serializable(package="keras_diffusion_opd")

@@ -5,21 +5,28 @@
 - `full_attention(backbone)`, `causal_attention(backbone)`: switch Llama3 and Qwen3 backbones.
 - `TokenDenoiser`: class-conditional masked-token denoiser of small canvases, for demos and tests.
 - `TeacherScorer`: a teacher in this process as a source of targets.
+- `TransformerDenoiser`: a small transformer that takes an attention mask: block diffusion, for demos and tests.
+- `block_diffusion_mask`, `block_causal_mask`: who sees whom in block diffusion.
 - `EveryPosition`, `TiedTokenScorer`: the layers a scorer is made of.
 """
 
+from keras_diffusion_opd.data.block_masks import block_causal_mask, block_diffusion_mask
 from keras_diffusion_opd.models.every_position import EveryPosition
 from keras_diffusion_opd.models.full_attention import causal_attention, full_attention
 from keras_diffusion_opd.models.teacher_scorer import TeacherScorer
 from keras_diffusion_opd.models.tied_token_scorer import TiedTokenScorer
 from keras_diffusion_opd.models.token_denoiser import TokenDenoiser
 from keras_diffusion_opd.models.token_scorer import token_scorer
+from keras_diffusion_opd.models.transformer_denoiser import TransformerDenoiser
 
 __all__ = [
     "EveryPosition",
     "TeacherScorer",
     "TiedTokenScorer",
     "TokenDenoiser",
+    "TransformerDenoiser",
+    "block_causal_mask",
+    "block_diffusion_mask",
     "causal_attention",
     "full_attention",
     "token_scorer",

@@ -109,6 +109,11 @@ class TokenDenoiser(keras.Model):
 
     def call(self, inputs: dict[str, Any], training: bool | None = None) -> Any:
         """See the class."""
+        if "attention_mask" in inputs:
+            raise ValueError(
+                "A TokenDenoiser has no attention for an 'attention_mask' to act on: every token sees the whole "
+                "canvas. Use TransformerDenoiser for block diffusion."
+            )
         features = ops.convert_to_tensor(self._features, dtype=self.compute_dtype)
         canvas = ops.take(features, ops.cast(inputs["token_ids"], "int32"), axis=0)
         x = self.encoder(ops.reshape(canvas, (-1, self.length * self._features.shape[1])))

@@ -1,5 +1,7 @@
 """Samplers: one step and the loop around it, the same object for rollouts, evaluation and serving."""
 
+from keras_diffusion_opd.samplers.block import BlockSampler
 from keras_diffusion_opd.samplers.masked import MaskedSampler
+from keras_diffusion_opd.samplers.rollout import TokenRollout
 
-__all__ = ["MaskedSampler"]
+__all__ = ["BlockSampler", "MaskedSampler", "TokenRollout"]

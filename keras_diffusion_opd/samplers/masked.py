@@ -8,15 +8,23 @@ import numpy as np
 from keras import ops
 
 from keras_diffusion_opd import backend
-from keras_diffusion_opd.data.targets import no_distribution
-from keras_diffusion_opd.samplers.arguments import batch_conditions, canvas, canvas_shape, not_negative
-from keras_diffusion_opd.samplers.row_noise import gumbel, row_keys
+from keras_diffusion_opd.data.arrays import shape_of
+from keras_diffusion_opd.data.corruption import MaskedCorruption
+from keras_diffusion_opd.data.inference import batch_conditions, build_for, for_inference, require_logits
+from keras_diffusion_opd.samplers.arguments import (
+    canvas,
+    canvas_shape,
+    not_negative,
+    row_temperatures,
+    step_callback,
+)
+from keras_diffusion_opd.samplers.revealing import ORDERS, reveal
+from keras_diffusion_opd.samplers.rollout import TokenRollout
+from keras_diffusion_opd.samplers.row_noise import row_keys
 from keras_diffusion_opd.schedules import get_mask_schedule
-from keras_diffusion_opd.validation import positive_int
+from keras_diffusion_opd.validation import positive_int, whole_number
 
-_ORDERS = ("random", "confidence", "margin")
-# Below this length comparing all pairs is several times faster than sorting twice.
-_PAIRWISE_LENGTH = 256
+Callback = Callable[[int, int, np.ndarray], None]
 
 
 @keras.saving.register_keras_serializable(package="keras_diffusion_opd")
@@ -35,7 +43,7 @@ class MaskedSampler:
         order: which of the masked tokens are revealed first.
             "random": any; with as many steps as tokens this samples the model exactly.
             "confidence": those whose drawn token is the most probable (MaskGIT).
-            "margin": those where the best token leads the second by most.
+            "margin": those where the best token leads the second by most (top-k margin).
             The last two give sharper, less varied samples.
         order_noise: float >= 0, for "confidence" and "margin": Gumbel noise on the log of the score, fading
             to 0 at the last step. More noise, more variety.
@@ -72,10 +80,10 @@ class MaskedSampler:
         order_noise: float = 1.0,
         token_key: str | None = "token_ids",
     ) -> None:
-        self.mask_id = positive_int("mask_id + 1", mask_id + 1) - 1
+        self.mask_id = whole_number("mask_id", mask_id)
         self.schedule = get_mask_schedule(schedule)
-        if order not in _ORDERS:
-            raise ValueError(f"`order` must be one of {list(_ORDERS)}. Received {order!r}.")
+        if order not in ORDERS:
+            raise ValueError(f"`order` must be one of {list(ORDERS)}. Received {order!r}.")
         self.order = order
         self.order_noise = not_negative("order_noise", order_noise)
         self.token_key = token_key
@@ -83,41 +91,50 @@ class MaskedSampler:
 
     # ---- the process: one step ------------------------------------------------------------------------
 
-    def init(self, tokens: Any, keys: Any) -> dict[str, Any]:
+    def init(self, tokens: Any, keys: Any, *, log_probs: bool = False) -> dict[str, Any]:
         """The state before the first step.
 
         Args:
             tokens: int (B, L), the mask id where something is to be filled in.
             keys: int32 (B, 2), from `row_noise.row_keys`.
+            log_probs: whether the state is to note the log-probability and the step of every token.
 
         Returns:
-            dict of arrays: `tokens` int32 (B, L), `keys` int32 (B, 2), `step` int32 (B,), `sound` bool (B,).
+            dict of arrays: `tokens` int32 (B, L), `keys` int32 (B, 2), `step` int32 (B,), `sound` bool (B,);
+            `log_probs` float32 (B, L) and `revealed_at` int32 (B, L) where they are to be noted.
         """
-        rows = np.shape(tokens)[0]
-        return {
-            "tokens": np.asarray(tokens, "int32"),
+        tokens = np.asarray(tokens, "int32")
+        state = {
+            "tokens": tokens,
             "keys": np.asarray(keys, "int32"),
-            "step": np.zeros(rows, "int32"),
-            "sound": np.ones(rows, bool),
+            "step": np.zeros(len(tokens), "int32"),
+            "sound": np.ones(len(tokens), bool),
         }
+        if log_probs:
+            state |= {"log_probs": np.zeros(tokens.shape, "float32"), "revealed_at": np.full(tokens.shape, -1, "int32")}
+        return state
 
-    def plan(self, masked: Any, steps: int, schedule: Any = None) -> np.ndarray:
+    def plan(self, tokens: Any, steps: int, schedule: Any = None) -> np.ndarray:
         """How many tokens each row has left masked after each step, int32 (steps, B).
 
         Args:
-            masked: int (B,), tokens masked at the beginning.
+            tokens: int (B, L), before the first step.
             steps: int >= 1.
             schedule: None for the sampler's own.
         """
         schedule = self.schedule if schedule is None else get_mask_schedule(schedule)
-        left = [schedule.masked_left(masked, (k + 1) / steps) for k in range(steps)]
-        return np.stack(left).astype("int32")
+        masked = np.sum(np.asarray(tokens) == self.mask_id, axis=1)
+        return np.stack([schedule.masked_left(masked, (k + 1) / steps) for k in range(steps)]).astype("int32")
 
     def inputs(self, state: dict[str, Any], conditions: dict[str, Any] | None = None) -> Any:
         """What the denoiser is called with at this state."""
         if self.token_key is None:
             return state["tokens"]
         return {self.token_key: state["tokens"], **(conditions or {})}
+
+    def open_positions(self, tokens: Any) -> Any:
+        """bool (B, L): the positions that may be revealed now; here all that are masked."""
+        return ops.equal(tokens, self.mask_id)
 
     def advance(
         self, state: dict[str, Any], logits: Any, left: Any, temperature: Any, order_noise: Any
@@ -127,37 +144,23 @@ class MaskedSampler:
         Args:
             state: from `init` or `advance`.
             logits: float (B, L, V), the denoiser's, at this state.
-            left: int32 (B,), how many tokens stay masked after this step.
+            left: int32 (B,), how many tokens of the row stay masked after this step.
             temperature: float32 (B,), >= 0; 0 takes the most probable token.
             order_noise: float32 (B,), >= 0, noise on the order at this step; not used for "random".
 
         Returns:
             The next state.
         """
-        tokens = state["tokens"]
-        masked = ops.equal(tokens, self.mask_id)
-        logits = ops.cast(logits, "float32")
-        vocabulary = logits.shape[-1]
-        if self.mask_id < vocabulary:
-            is_mask = ops.equal(ops.arange(vocabulary), self.mask_id)
-            logits = ops.where(is_mask, ops.full_like(logits, -float("inf")), logits)
-        broken = ops.logical_and(masked, no_distribution(logits))
-        # 1. Draw a token everywhere, with this row's noise. The last column of the noise is for the order.
-        noise = gumbel(state["keys"], state["step"], tokens.shape[1], vocabulary + 1)
-        warm = ops.reshape(temperature, (-1, 1, 1))
-        drawn = ops.argmax(logits + warm * noise[..., :vocabulary], axis=-1)
-        # 2. Order the masked positions.
-        score = self._score(logits, drawn, noise[..., vocabulary], ops.expand_dims(order_noise, -1))
-        score = ops.where(masked, score, ops.full_like(score, -float("inf")))
-        # 3. Reveal the first of them, until `left` stay masked.
-        count = ops.sum(ops.cast(masked, "int32"), axis=-1, keepdims=True)
-        revealed = ops.logical_and(masked, _ranks(score) < count - ops.expand_dims(left, -1))
-        return {
-            "tokens": ops.where(revealed, ops.cast(drawn, "int32"), tokens),
-            "keys": state["keys"],
-            "step": state["step"] + 1,
-            "sound": ops.logical_and(state["sound"], ops.logical_not(ops.any(broken, axis=-1))),
-        }
+        return reveal(
+            state,
+            logits,
+            self.open_positions(state["tokens"]),
+            left,
+            temperature,
+            order_noise,
+            mask_id=self.mask_id,
+            order=self.order,
+        )
 
     def finalize(self, state: dict[str, Any]) -> np.ndarray:
         """The tokens, int32 (B, L).
@@ -174,16 +177,6 @@ class MaskedSampler:
             )
         return np.asarray(ops.convert_to_numpy(state["tokens"]))
 
-    def _score(self, logits: Any, drawn: Any, noise: Any, amount: Any) -> Any:
-        if self.order == "random":
-            return noise
-        if self.order == "confidence":
-            chosen = ops.take_along_axis(logits, ops.expand_dims(drawn, -1), axis=-1)
-            return ops.squeeze(chosen, -1) - ops.logsumexp(logits, axis=-1) + amount * noise
-        best = ops.top_k(ops.softmax(logits, axis=-1), 2)[0]
-        margin = best[..., 0] - best[..., 1]
-        return ops.log(ops.maximum(margin, 1e-30)) + amount * noise
-
     # ---- the loop -------------------------------------------------------------------------------------
 
     def sample(
@@ -198,7 +191,7 @@ class MaskedSampler:
         temperature: Any = 1.0,
         schedule: Any = None,
         batch_size: int | None = None,
-        callback: Callable[[int, int, np.ndarray], None] | None = None,
+        callback: Callback | None = None,
     ) -> np.ndarray:
         """Fill canvases.
 
@@ -221,26 +214,92 @@ class MaskedSampler:
 
         Raises:
             TypeError, ValueError: an argument is out of its range or does not fit `shape`; the denoiser gave
-                no distribution.
+                no logits for every position, or no distribution.
         """
+        arguments = (conditions, tokens, temperature, schedule, batch_size, callback)
+        return self._run(denoiser, shape, steps, seed, *arguments, log_probs=False)["tokens"]
+
+    def rollout(
+        self,
+        denoiser: Any,
+        *,
+        shape: tuple[int, int],
+        steps: int,
+        seed: Any,
+        conditions: dict[str, Any] | None = None,
+        tokens: Any = None,
+        temperature: Any = 1.0,
+        schedule: Any = None,
+        batch_size: int | None = None,
+        callback: Callback | None = None,
+    ) -> TokenRollout:
+        """Fill canvases as `sample` does, and keep what is needed to score the samples again.
+
+        Args:
+            denoiser, shape, steps, seed, conditions, tokens, schedule, batch_size, callback: see `sample`.
+            temperature: float > 0 or float (B,).
+
+        Returns:
+            `TokenRollout`: the tokens of `sample`, each with its log-probability when it was revealed.
+        """
+        arguments = (conditions, tokens, temperature, schedule, batch_size, callback)
+        parts = self._run(denoiser, shape, steps, seed, *arguments, log_probs=True)
+        return TokenRollout(
+            parts["tokens"],
+            parts["log_probs"],
+            np.where(parts["revealed_at"] < 0, -1, parts["revealed_at"] % steps).astype("int32"),
+            steps,
+            row_temperatures(temperature, len(parts["tokens"]), positive=True),
+            self.layout(),
+            {name: np.asarray(value) for name, value in (conditions or {}).items()},
+            self.token_key,
+        )
+
+    def layout(self) -> MaskedCorruption:
+        """The corruption that a denoiser for this sampler is trained with: it knows the inputs of a state."""
+        return MaskedCorruption(self.mask_id, self.schedule)
+
+    def _run(
+        self,
+        denoiser: Any,
+        shape: Any,
+        steps: Any,
+        seed: Any,
+        conditions: Any,
+        tokens: Any,
+        temperature: Any,
+        schedule: Any,
+        batch_size: Any,
+        callback: Any,
+        *,
+        log_probs: bool,
+    ) -> dict[str, np.ndarray]:
+        # 1. Check everything before anything runs.
         rows, length = canvas_shape(shape)
         steps = positive_int("steps", steps)
         keys = row_keys(seed, rows)
-        temperature = np.broadcast_to(not_negative("temperature", temperature), (rows,)).astype("float32")
+        temperature = row_temperatures(temperature, rows, positive=log_probs)
         tokens = canvas(tokens, rows, length, self.mask_id)
-        conditions = batch_conditions(conditions, rows)
+        conditions = batch_conditions(conditions, rows, self._reserved_keys())
         if conditions and self.token_key is None:
             raise ValueError("`conditions` need a `token_key`: without one the denoiser gets tokens only.")
         size = rows if batch_size is None else min(positive_int("batch_size", batch_size), rows)
-        result = np.empty((rows, length), "int32")
+        callback = step_callback(callback)
+        for_inference("denoiser", denoiser)
+        # 2. One batch after the other.
+        results: list[dict[str, np.ndarray]] = []
         for start in range(0, rows, size):
             taken = np.minimum(np.arange(start, start + size), rows - 1)  # the last row fills up the batch
             part = {name: value[taken] for name, value in conditions.items()}
-            state = self.init(tokens[taken], keys[taken])
+            state = self.init(tokens[taken], keys[taken], log_probs=log_probs)
             state = self._loop(denoiser, state, part, temperature[taken], steps, schedule, callback)
-            kept = min(size, rows - start)
-            result[start : start + kept] = self.finalize(state)[:kept]
-        return result
+            found = {"tokens": self.finalize(state)}
+            found |= {n: np.asarray(ops.convert_to_numpy(state[n])) for n in ("log_probs", "revealed_at") if n in state}
+            results.append({name: value[: rows - start] for name, value in found.items()})
+        return {name: np.concatenate([result[name] for result in results]) for name in results[0]}
+
+    def _reserved_keys(self) -> tuple[str | None, ...]:
+        return (self.token_key,)
 
     def _loop(
         self,
@@ -250,15 +309,15 @@ class MaskedSampler:
         temperature: np.ndarray,
         steps: int,
         schedule: Any,
-        callback: Callable[[int, int, np.ndarray], None] | None,
+        callback: Callback | None,
     ) -> dict[str, Any]:
         step = self._program(denoiser, state, conditions)
-        plan = self.plan(np.sum(state["tokens"] == self.mask_id, axis=1), steps, schedule)
-        for k in range(steps):
-            noise = np.full(len(temperature), self.order_noise * (1 - (k + 1) / steps), "float32")
+        plan = self.plan(state["tokens"], steps, schedule)
+        for k in range(len(plan)):
+            noise = np.full(len(temperature), self.order_noise * (1 - (k % steps + 1) / steps), "float32")
             state = step(state, conditions, plan[k], temperature, noise)
             if callback is not None:
-                callback(k + 1, steps, np.asarray(ops.convert_to_numpy(state["tokens"])))
+                callback(k + 1, len(plan), np.asarray(ops.convert_to_numpy(state["tokens"])))
         return state
 
     def _program(self, denoiser: Any, state: dict[str, Any], conditions: dict[str, Any]) -> Callable[..., Any]:
@@ -266,18 +325,16 @@ class MaskedSampler:
         known = self._programs.get(id(denoiser))
         if known is not None and known[0] is denoiser:
             return known[1]
-        is_layer = isinstance(denoiser, keras.layers.Layer)
-        if not is_layer and not callable(denoiser):
-            raise TypeError(f"`denoiser` must be a model or a function. Received {type(denoiser).__name__}.")
-        if is_layer and not denoiser.built:
-            denoiser(self.inputs(state, conditions))
-        keywords = {"training": False} if is_layer and denoiser._call_has_training_arg else {}
+        call, models = for_inference("denoiser", denoiser)
+        build_for(denoiser, self.inputs(state, conditions))
 
         def step(state: Any, conditions: Any, left: Any, temperature: Any, order_noise: Any) -> Any:
-            logits = denoiser(self.inputs(state, conditions), **keywords)
+            logits = call(self.inputs(state, conditions))
+            rows, length = shape_of(state["tokens"])
+            require_logits("denoiser", logits, rows, length)
             return self.advance(state, logits, left, temperature, order_noise)
 
-        program = backend.compiled(step, [denoiser] if is_layer else [])
+        program = backend.compiled(step, models)
         self._programs = {**dict(list(self._programs.items())[-7:]), id(denoiser): (denoiser, program)}
         return program
 
@@ -295,15 +352,3 @@ class MaskedSampler:
     def from_config(cls, config: dict[str, Any]) -> "MaskedSampler":
         """The inverse of `get_config`."""
         return cls(**config)
-
-
-def _ranks(score: Any) -> Any:
-    """int32 (B, L): 0 for the highest score of its row; equal scores in order of position."""
-    length = score.shape[1]
-    if length > _PAIRWISE_LENGTH:
-        return ops.argsort(ops.argsort(-score, axis=-1), axis=-1)
-    ours, other = ops.expand_dims(score, 2), ops.expand_dims(score, 1)
-    place = ops.arange(length)
-    earlier = ops.expand_dims(place, 0) < ops.expand_dims(place, 1)
-    ahead = ops.logical_or(other > ours, ops.logical_and(ops.equal(other, ours), earlier))
-    return ops.sum(ops.cast(ahead, "int32"), axis=2)

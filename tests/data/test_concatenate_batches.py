@@ -85,3 +85,32 @@ def test_nothing_to_concatenate_is_refused():
 def test_what_is_no_batch_is_refused():
     with pytest.raises(TypeError, match=r"`batches` must hold PreparedBatch objects. Received tuple at 1"):
         concatenate_batches([batch(), batch().as_fit()])
+
+
+def test_parts_of_a_rollout_without_batches_give_none():
+    assert concatenate_batches([None, None]) is None
+
+
+def test_merged_rollouts_keep_their_ids_and_weights_in_order():
+    def part(ids, weights):
+        return PreparedBatch.create(
+            model_inputs={"token_ids": np.zeros((1, 2), "int32")},
+            target_ids=np.array([ids]),
+            loss_weights=np.array([weights], "float32"),
+        )
+
+    whole = concatenate_batches([part([1, 2], [1, 0]), part([3, 4], [0.5, 2])], rows=[1, 1])
+    assert whole.target_ids.tolist() == [[1, 2], [3, 4]]
+    assert whole.loss_weights.tolist() == [[1, 0], [0.5, 2]]
+    assert isinstance(whole.target_ids, np.ndarray) and isinstance(whole.model_inputs["token_ids"], np.ndarray)
+
+
+def test_some_parts_with_a_batch_and_some_without_are_refused():
+    with pytest.raises(ValueError, match=r"either all provide a prepared batch or none.*None at \[1\] of 3"):
+        concatenate_batches([batch(), None, batch()])
+
+
+@pytest.mark.parametrize("rows", [[2, 3], [2], [2, 2, 2]])
+def test_another_number_of_completions_than_rows_is_refused(rows):
+    with pytest.raises(ValueError, match=r"batch size must match.*Received batches of \[2, 2\] rows"):
+        concatenate_batches([batch(), batch()], rows=rows)

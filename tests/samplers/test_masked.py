@@ -169,7 +169,7 @@ def test_random_order_is_uniform_over_positions():
 def test_the_long_and_the_short_way_to_rank_agree(monkeypatch):
     arguments = {"shape": (4, LENGTH), "steps": 3, "seed": 1, "conditions": classes(4)}
     short = MaskedSampler(MASK, order="confidence").sample(Table(), **arguments)
-    monkeypatch.setattr("keras_diffusion_opd.samplers.masked._PAIRWISE_LENGTH", 0)
+    monkeypatch.setattr("keras_diffusion_opd.samplers.revealing.PAIRWISE_LENGTH", 0)
     assert np.array_equal(MaskedSampler(MASK, order="confidence").sample(Table(), **arguments), short)
 
 
@@ -226,7 +226,7 @@ def test_steps_can_be_driven_by_hand():
     state = {k: ops.convert_to_tensor(v) for k, v in sampler.init(np.full((2, LENGTH), MASK), row_keys(9, 2)).items()}
     ones = ops.ones((2,), "float32")
     advance = compiled(sampler.advance)
-    for left in sampler.plan(np.array([LENGTH, LENGTH]), 3):
+    for left in sampler.plan(np.full((2, LENGTH), MASK), 3):
         logits = model(sampler.inputs(state, {k: ops.convert_to_tensor(v) for k, v in classes(2).items()}))
         state = advance(state, logits, ops.convert_to_tensor(left), ones, ones)
     assert np.array_equal(sampler.finalize(state), whole)
@@ -266,3 +266,48 @@ def test_errors_name_the_argument():
         sampler.sample(None, **arguments)
     with pytest.raises(ValueError, match="need a `token_key`"):
         MaskedSampler(MASK, token_key=None).sample(Table(), **arguments, conditions=classes(2))
+
+
+def test_what_used_to_fail_far_from_its_cause_is_named_before_anything_runs():
+    sampler, arguments, model = MaskedSampler(MASK), {"shape": (2, LENGTH), "steps": 2, "seed": 0}, Table()
+    for wrong in (5, (LENGTH,), "ab"):
+        with pytest.raises(ValueError, match=r"`shape` (must be \(rows, length\)|\[0\])"):
+            sampler.sample(model, **{**arguments, "shape": wrong})
+    with pytest.raises(TypeError, match=r"`callback` must be None or a function \(step, steps, tokens\). Received 3"):
+        sampler.sample(model, **arguments, conditions=classes(2), callback=3)
+    with pytest.raises(ValueError, match="`mask_id` must be a whole number. Received 'a'"):
+        MaskedSampler("a")
+    with pytest.raises(ValueError, match="`mask_id` must be at least 0. Received -1"):
+        MaskedSampler(-1)
+    with pytest.raises(ValueError, match="`temperature` must be one number, or 2"):
+        sampler.sample(model, **arguments, conditions=classes(2), temperature=np.ones(3))
+    with pytest.raises(ValueError, match="`tokens` must have a dtype that holds the mask id 300.*int8"):
+        MaskedSampler(300).sample(model, **arguments, conditions=classes(2), tokens=np.zeros((2, LENGTH), "int8"))
+    with pytest.raises(ValueError, match="`tokens` must be at least 0. Received -1"):
+        sampler.sample(model, **arguments, conditions=classes(2), tokens=np.full((2, LENGTH), -1))
+    with pytest.raises(TypeError, match="`conditions` must be None or a dict"):
+        sampler.sample(model, **arguments, conditions=[1, 2])
+    with pytest.raises(ValueError, match="`conditions` must not hold 'token_ids'"):
+        sampler.sample(model, **arguments, conditions={"token_ids": np.zeros((2, LENGTH))})
+    with pytest.raises(TypeError, match="`denoiser` must be a Keras model or layer.*Received <class"):
+        sampler.sample(Table, **arguments)
+    assert model.calls == 0
+
+
+@pytest.mark.parametrize(
+    "output, error, words",
+    [
+        (
+            lambda x: ops.zeros((2, LENGTH), "float32"),
+            ValueError,
+            r"here \(2, 6, vocabulary\).*Received shape \(2, 6\)",
+        ),
+        (lambda x: ops.zeros((2, LENGTH + 1, 4), "float32"), ValueError, r"Received shape \(2, 7, 4\)"),
+        (lambda x: ops.zeros((1, LENGTH, 4), "float32"), ValueError, r"Received shape \(1, 6, 4\)"),
+        (lambda x: ops.zeros((2, LENGTH, 4), "int32"), TypeError, "floating dtype. Received int32"),
+        (lambda x: {"logits": ops.zeros((2, LENGTH, 4))}, TypeError, "one tensor. Received dict"),
+    ],
+)
+def test_a_denoiser_that_gives_something_else_than_logits_is_named(output, error, words):
+    with pytest.raises(error, match="`denoiser` must give logits of shape .*" + words):
+        MaskedSampler(MASK).sample(output, shape=(2, LENGTH), steps=1, seed=0)

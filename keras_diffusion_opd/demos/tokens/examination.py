@@ -43,17 +43,24 @@ class Examination:
         with Progress(f"examination, {name}", self.settings.draws) as bar:
             return self.examiner(self.held_out, self.settings.draws, progress=bar.to)
 
-    def teacher(self, model: TokenDenoiser, seconds: float, scores: Scores) -> tuple[Scans, dict[str, Any]]:
-        """`(picture, row)` of the teacher, from the scores of any student."""
+    def bits(self, model: TokenDenoiser, name: str) -> np.ndarray:
+        """Bound on the held-out scans, bits per pixel of each."""
+        with Progress(f"bound, {name}", self.settings.draws) as bar:
+            return self.examiner.bits(
+                model, self.held_out, self.settings.draws, progress=lambda done, total: bar.to(done)
+            )
+
+    def teacher(self, model: TokenDenoiser, seconds: float) -> tuple[Scans, dict[str, Any]]:
+        """`(picture, row)` of the teacher."""
         picture, drawn = self._samples(model, "teacher")
-        return picture, self._row(model, seconds, scores.teacher_bits, drawn)
+        return picture, self._row(model, seconds, self.bits(model, "teacher"), drawn)
 
     def student(
-        self, model: TokenDenoiser, name: str, seconds: float, scores: Scores
+        self, model: TokenDenoiser, name: str, seconds: float, bits: np.ndarray, scores: Scores
     ) -> tuple[Scans, dict[str, Any], Scores]:
         """`(picture, row, scores on its own samples)` of the present student."""
         picture, drawn = self._samples(model, name)
-        row = self._row(model, seconds, scores.bits, drawn)
+        row = self._row(model, seconds, bits, drawn)
         own = self.examiner(drawn, max(1, self.settings.draws // 16))
         row |= {"kl_held_out": scores.kl, "kl_held_out_error": scores.kl_error}
         row |= {"kl_own_samples": own.kl, "kl_own_samples_error": own.kl_error}

@@ -132,10 +132,11 @@ def _examine(
     results = Results(rows=[examination.real_scans()], pictures={"held-out scans": examination.held_out})
     for name in STUDENTS:
         student.set_weights(trained[name].weights)
-        scores = results.held_out[name] = examination.score(name)
+        scores = examination.score(name)
+        bits = results.bits[name] = examination.bits(student, name)
         if name == HARD:
-            results.add("teacher", *examination.teacher(teacher, taught.seconds, scores))
-        picture, row, results.own[name] = examination.student(student, name, trained[name].seconds, scores)
+            results.add("teacher", *examination.teacher(teacher, taught.seconds))
+        picture, row, results.own[name] = examination.student(student, name, trained[name].seconds, bits, scores)
         row["gain_over_hard"], row["gain_error"] = results.gain(name, HARD)
         results.add(name, picture, row)
         results.curves[name] = trained[name].curve

@@ -55,13 +55,14 @@ class Results:
         rows: a dict of numbers for each model, in the order of the table.
         pictures: what to show of each model.
         curves: of each student, `(updates, held-out KL)`.
-        held_out, own: scores of each student on held-out scans, and on its own samples.
+        bits: of each student, bound on every held-out scan, bits per pixel.
+        own: scores of each student on its own samples.
     """
 
     rows: list[dict[str, Any]]
     pictures: dict[str, Scans]
     curves: dict[str, list[tuple[int, float]]] = dataclasses.field(default_factory=dict)
-    held_out: dict[str, Scores] = dataclasses.field(default_factory=dict)
+    bits: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     own: dict[str, Scores] = dataclasses.field(default_factory=dict)
 
     def add(self, name: str, picture: Scans, row: dict[str, Any]) -> None:
@@ -71,7 +72,7 @@ class Results:
 
     def gain(self, name: str, other: str) -> tuple[float, float]:
         """Bits per pixel that `name` is below `other`, paired scan by scan, and the standard error."""
-        return mean_and_error(self.held_out[other].bits - self.held_out[name].bits)
+        return mean_and_error(self.bits[other] - self.bits[name])
 
     def closer(self, name: str, other: str) -> tuple[float, float]:
         """Nats that `name` is closer to the teacher than `other`, each on its own samples; standard error."""

@@ -17,8 +17,8 @@ def results(bits, kl=(0.1, 0.1, 0.1, 0.1)):
     for i, (name, value, nats) in enumerate(zip(NAMES, bits, kl, strict=True)):
         masks = np.full(100, 32.0)
         found.rows.append({"model": name, "bits_per_pixel": value, "bits_error": 0.01})
-        scores = Scores(value + 0.01 * i * wiggle, wiggle, masks * (nats + 0.01 * wiggle), masks / 2, masks)
-        found.held_out[name] = found.own[name] = scores
+        found.bits[name] = value + 0.01 * i * wiggle
+        found.own[name] = Scores(masks * (nats + 0.01 * wiggle), masks / 2, masks)
     return found
 
 
