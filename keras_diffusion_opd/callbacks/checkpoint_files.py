@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_diffusion_opd.callbacks.tensor_file import packed, unpacked
+from keras_diffusion_opd.provenance.tensor_file import packed, unpacked
 from keras_diffusion_opd.provenance import (
     canonical_json,
     file_digest,

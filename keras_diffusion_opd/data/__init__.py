@@ -4,6 +4,15 @@ from keras_diffusion_opd.data.corruption import CorruptedTokens, MaskedCorruptio
 from keras_diffusion_opd.data.dataset import PreparedDataset, StaleBatchError
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch, concatenate_batches
 from keras_diffusion_opd.data.stamp import Stamp
+from keras_diffusion_opd.data.store import (
+    PackedDense,
+    PackedHidden,
+    PackedSampled,
+    PackedTopK,
+    StoreError,
+    TargetPacking,
+    TeacherStore,
+)
 from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets
 from keras_diffusion_opd.data.top_k_targets import TopKTargets
 from keras_diffusion_opd.data.violations import violations
@@ -12,10 +21,17 @@ __all__ = [
     "CorruptedTokens",
     "DenseTargets",
     "MaskedCorruption",
+    "PackedDense",
+    "PackedHidden",
+    "PackedSampled",
+    "PackedTopK",
     "PreparedBatch",
     "PreparedDataset",
     "StaleBatchError",
     "Stamp",
+    "StoreError",
+    "TargetPacking",
+    "TeacherStore",
     "TeacherTargets",
     "TopKTargets",
     "concatenate_batches",
