@@ -1,5 +1,6 @@
 """Several writers' shards become one store, and a store is verified."""
 
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,7 +78,11 @@ def _short(value: Any) -> str:
 
 
 def merge_rows(
-    folder: Path, *, allow_duplicates: bool, visit: Callable[[Mapping[str, Any], StoredRow], Any], summary: Callable[[], Any]
+    folder: Path,
+    *,
+    allow_duplicates: bool,
+    visit: Callable[[Mapping[str, Any], StoredRow], Any],
+    summary: Callable[[], Any],
 ) -> Manifest:
     """Write the manifest of a store whose writers are all done.
 
@@ -104,7 +109,8 @@ def merge_rows(
     columns = [Column.from_json(column) for column in settings["columns"]]
     names = [shard_name(writer.number, index) for writer in writers for index in range(writer.shards or 0)]
     _refuse_extra(folder, {*names, *(writer_name(writer.number) for writer in writers)})
-    entries, owners = [], {}
+    entries: list[ShardEntry] = []
+    owners: dict[tuple[Any, ...], tuple[int, str, int]] = {}
     for name in names:
         shard = Shard(folder / name, columns)
         number, _ = shard_number(name) or (0, 0)
@@ -216,12 +222,26 @@ def _shard_problems(
         yield str(error)
 
 
+def check_size(folder: Path, entry: ShardEntry) -> None:
+    """StoreError unless an entry's file is there, is a file itself, and has the bytes recorded. It is not read."""
+    path = folder / entry.file
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        raise StoreError(f"{path} is missing.") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise StoreError(f"{path} must be a file. It is a link or something else.")
+    if found.st_size != entry.bytes:
+        raise StoreError(f"{path} is damaged: it has {found.st_size} bytes, not {entry.bytes}.")
+
+
 def open_shard(folder: Path, entry: ShardEntry, columns: list[Column], *, check_index: bool = True) -> Shard:
     """The shard of an entry of the manifest; StoreError where it is not the one recorded."""
     shard = Shard(folder / entry.file, columns)
     if (shard.rows, shard.bytes) != (entry.rows, entry.bytes):
         raise StoreError(
-            f"{shard.path} is damaged: it has {shard.rows} rows in {shard.bytes} bytes, not {entry.rows} in {entry.bytes}."
+            f"{shard.path} is damaged: it has {shard.rows} rows in {shard.bytes} bytes, not "
+            f"{entry.rows} in {entry.bytes}."
         )
     if check_index and shard.index_sha256 != entry.index_sha256:
         raise StoreError(f"{shard.path} is damaged: the digests or counts of its rows are not those recorded.")

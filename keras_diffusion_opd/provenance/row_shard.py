@@ -73,7 +73,9 @@ class Column(NamedTuple):
             item_bytes(dtype)
         except (KeyError, TypeError):
             raise ValueError(f"`dtype` of column {name} is not known: {dtype!r}.") from None
-        sizes = isinstance(item, list) and len(item) <= 8 and all(type(n) is int and 0 <= n <= _MOST_ITEMS for n in item)
+        sizes = (
+            isinstance(item, list) and len(item) <= 8 and all(type(n) is int and 0 <= n <= _MOST_ITEMS for n in item)
+        )
         if not sizes or type(ragged) is not bool:
             raise ValueError(f"column {name} must have a list of sizes as `item` and true or false as `ragged`.")
         column = cls(name, dtype, tuple(item), ragged)

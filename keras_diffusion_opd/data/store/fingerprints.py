@@ -20,8 +20,7 @@ def checked_fingerprints(value: Any, packing: TargetPacking) -> dict[str, Any]:
             "`fingerprints` must name the teacher, as fingerprints={'teacher': model} or its digest: without it nobody "
             "can tell later whose targets these are."
         )
-    own = {"vocabulary_size": packing.vocabulary_size, "temperature": packing.temperature}
-    return {**dict.fromkeys(GIVEN), **given, **own}
+    return {**dict.fromkeys(GIVEN), **given, **packing.fingerprints()}
 
 
 def stated_fingerprints(value: Any, name: str, known: tuple[str, ...] = KNOWN) -> dict[str, Any]:

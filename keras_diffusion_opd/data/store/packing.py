@@ -11,6 +11,8 @@ from keras_diffusion_opd.data.arrays import dtype_of
 from keras_diffusion_opd.data.targets import TeacherTargets
 from keras_diffusion_opd.provenance.row_shard import StoreError
 
+FLOATS = ("float16", "bfloat16", "float32")
+
 
 class TargetPacking(abc.ABC):
     """How the targets of one teacher become columns of a store, and back.
@@ -22,7 +24,6 @@ class TargetPacking(abc.ABC):
     kind: ClassVar[str] = ""
     registry: ClassVar[dict[str, type["TargetPacking"]]] = {}
     vocabulary_size: int
-    temperature: float
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -53,6 +54,10 @@ class TargetPacking(abc.ABC):
         """Targets of this kind from a teacher's raw logits (B, L, V)."""
         raise StoreError(f"Targets of kind {self.kind!r} cannot be made from logits: let the teacher return them.")
 
+    def fingerprints(self) -> dict[str, Any]:
+        """What a store must agree on with whoever reads it. Logits and hidden states are those at temperature 1."""
+        return {"vocabulary_size": self.vocabulary_size, "temperature": getattr(self, "temperature", 1.0)}
+
     def to_json(self) -> dict[str, Any]:
         """Kind and settings as JSON values."""
         return {"kind": self.kind, **dataclasses.asdict(self)}  # type: ignore[call-overload]
@@ -74,7 +79,9 @@ def read_array(name: str, x: Any) -> np.ndarray:
     """The values of `x` as NumPy in its own dtype, little-endian; ValueError where there are none to read."""
     values = backend.concrete(x)
     if values is None:
-        raise ValueError(f"`{name}` must have values that can be read. Received a tracer, an abstract array or a shard.")
+        raise ValueError(
+            f"`{name}` must have values that can be read. Received a tracer, an abstract array or a shard."
+        )
     # PyTorch's bfloat16 is read as float32. The name is known to NumPy: Keras imports ml_dtypes.
     values = np.asarray(values).astype(np.dtype(dtype_of(x)), copy=False)
     return values.astype(values.dtype.newbyteorder("<"), copy=False)

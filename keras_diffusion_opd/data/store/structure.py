@@ -20,7 +20,9 @@ def describe_nest(tree: Any, depth: int = 0) -> Any:
                 raise TypeError(f"`model_inputs` must have strings as keys to be stored. Received {list(node)[:9]}.")
             return {"dict": [[key, walk(node[key], depth + 1)] for key in node]}
         if isinstance(node, tuple) and hasattr(node, "_fields"):
-            raise TypeError(f"`model_inputs` must be dicts, lists and tuples to be stored. Received {type(node).__name__}.")
+            raise TypeError(
+                f"`model_inputs` must be dicts, lists and tuples to be stored. Received {type(node).__name__}."
+            )
         if isinstance(node, list | tuple):
             return {"list" if isinstance(node, list) else "tuple": [walk(child, depth + 1) for child in node]}
         return None if node is None else next(counter)

@@ -13,12 +13,11 @@ from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.row_source import RowSource
 from keras_diffusion_opd.data.store.fingerprints import checked_fingerprints, refuse_other_fingerprints
 from keras_diffusion_opd.data.store.packing import TargetPacking
-from keras_diffusion_opd.data.store.rows import STAMP, RowReader
-from keras_diffusion_opd.data.store.structure import build_nest
+from keras_diffusion_opd.data.store.reading import RowReader, row_reader
 from keras_diffusion_opd.data.store.writing import StoreWriter
-from keras_diffusion_opd.provenance import RESERVED_KEYS, digest, plain_json
+from keras_diffusion_opd.provenance import RESERVED_KEYS, plain_json
 from keras_diffusion_opd.provenance.row_manifest import Manifest
-from keras_diffusion_opd.provenance.row_merge import merge_rows, open_shard, verify_rows
+from keras_diffusion_opd.provenance.row_merge import check_size, merge_rows, open_shard, verify_rows
 from keras_diffusion_opd.provenance.row_shard import Column, Shard, StoredRow, StoreError
 from keras_diffusion_opd.validation import positive_int
 
@@ -124,7 +123,9 @@ class TeacherStore(RowSource):
             OSError: the directory cannot be written.
         """
         if not isinstance(targets, TargetPacking):
-            raise TypeError(f"`targets` must be a packing such as PackedTopK(64, ...). Received {type(targets).__name__}.")
+            raise TypeError(
+                f"`targets` must be a packing such as PackedTopK(64, ...). Received {type(targets).__name__}."
+            )
         if teacher is not None and not callable(teacher):
             raise TypeError(f"`teacher` must be None or a function from a batch to logits. Received {teacher!r}.")
         if metadata is not None and not isinstance(metadata, Mapping):
@@ -164,14 +165,15 @@ class TeacherStore(RowSource):
     def _merged(cls, path: str | os.PathLike[str], *, allow_duplicates: bool) -> "TeacherStore":
         versions: list[int | None] = []
         tokens: list[int] = []
+        readers: list[RowReader] = []
 
         def visit(settings: Mapping[str, Any], row: StoredRow) -> None:
-            reader = _reader(Path(path), settings, None, {}, known)
+            if not readers:
+                readers.append(row_reader(Path(path), settings, None, {}))
+            reader = readers[0]
             stamp = reader.check(row, f"a row of {path}")
             versions.append(None if stamp is None else stamp.policy_version)
             tokens.append(_tokens(reader.columns, row))
-
-        known: dict[str, RowReader] = {}
 
         def summary() -> dict[str, Any]:
             stamped = [version for version in versions if version is not None]
@@ -212,16 +214,16 @@ class TeacherStore(RowSource):
         return cls._open(Path(path), expect or {}, head, padding or {})
 
     @classmethod
-    def _open(cls, path: Path, expect: Any, head: Mapping[str, Any] | None, padding: Mapping[str, float]) -> "TeacherStore":
+    def _open(
+        cls, path: Path, expect: Any, head: Mapping[str, Any] | None, padding: Mapping[str, float]
+    ) -> "TeacherStore":
         manifest = Manifest.load(path)
         refuse_other_fingerprints(expect, manifest.settings["fingerprints"], str(path))
-        reader = _reader(path, manifest.settings, None if head is None else dict(head), padding, {})
+        if not _is_summary(manifest.summary):
+            raise StoreError(f"{path} is damaged: its manifest counts neither tokens nor policy versions.")
+        reader = row_reader(path, manifest.settings, None if head is None else dict(head), padding)
         for entry in manifest.shards:
-            file = path / entry.file
-            if not file.exists():
-                raise StoreError(f"{file} is missing.")
-            if file.stat().st_size != entry.bytes:
-                raise StoreError(f"{file} is damaged: it has {file.stat().st_size} bytes, not {entry.bytes}.")
+            check_size(path, entry)
         return cls(path, manifest, reader)
 
     def __len__(self) -> int:
@@ -306,7 +308,9 @@ class TeacherStore(RowSource):
         Returns:
             One sentence for each thing that does not hold; none for a sound store.
         """
-        manifest, problems = verify_rows(self.path, lambda row: self._reader.check(row, f"a row of {self.path}") and None)
+        manifest, problems = verify_rows(
+            self.path, lambda row: self._reader.check(row, f"a row of {self.path}") and None
+        )
         if manifest is not None and manifest.digest != self.digest:
             problems.append(f"{self.path} is another store than the one that was opened.")
         return problems
@@ -372,46 +376,11 @@ def _writer(value: Any) -> tuple[int, int]:
     return value[0], value[1]
 
 
+def _is_summary(summary: Mapping[str, Any]) -> bool:
+    tokens, oldest = summary.get("tokens"), summary.get("oldest_policy_version", -1)
+    return type(tokens) is int and tokens > 0 and (oldest is None or (type(oldest) is int and oldest >= 0))
+
+
 def _tokens(columns: Sequence[Column], row: StoredRow) -> int:
     names = [column.name for column in columns if column.ragged]
     return row.counts[names.index("target_ids")]
-
-
-def _reader(
-    path: Path,
-    settings: Mapping[str, Any],
-    head: dict[str, Any] | None,
-    padding: Mapping[str, float],
-    known: dict[str, RowReader],
-) -> RowReader:
-    """The reader for a store's settings; StoreError where columns, inputs and packing do not belong together."""
-    if "reader" in known:
-        return known["reader"]
-    try:
-        packing = TargetPacking.from_json(settings["targets"])
-        columns = [Column.from_json(column) for column in settings["columns"]]
-        inputs = [column.name for column in columns if column.name.startswith("inputs.")]
-        order = [f"inputs.{index}" for index in range(len(inputs))]
-        given = [column for column in columns if not column.of_teacher and column != STAMP]
-        teacher = [Column(f"teacher.{name}", dtype, item, True) for name, (dtype, item) in packing.forms().items()]
-        if columns != [*given, STAMP, *teacher] or [c.name for c in given] != [*order, "target_ids", "loss_weights"]:
-            raise StoreError("its columns are not those of its inputs and targets.")
-        ids, weights = given[-2:]
-        if (ids.item, ids.ragged, weights.item, weights.ragged) != ((), True, (), True) or "int" not in ids.dtype:
-            raise StoreError("its target ids and weights are no rows of numbers.")
-        build_nest(settings["inputs"], inputs)
-    except StoreError as error:
-        raise StoreError(f"{path} is damaged: {error}") from None
-    if head is not None and digest(head) != getattr(packing, "head", None):
-        raise StoreError(f"{path} was written with another head than the one given, or with none.")
-    known["reader"] = RowReader(columns, settings["inputs"], packing, head, _padding(padding, settings["inputs"]))
-    return known["reader"]
-
-
-def _padding(padding: Mapping[str, float], form: Any) -> Mapping[str, float]:
-    from keras_diffusion_opd.data.store.structure import leaf_paths
-
-    unknown = set(padding) - set(leaf_paths(form))
-    if unknown:
-        raise ValueError(f"`padding` must name inputs, {leaf_paths(form)}. Received {sorted(unknown)}.")
-    return dict(padding)

@@ -98,7 +98,9 @@ class StoreWriter:
         ours = [n for n in names if n == MANIFEST or shard_number(n) is not None or writer_number(n) is not None]
         if ours != names:
             others = [name for name in names if name not in ours]
-            raise StoreError(f"{self.folder} must hold nothing but a store. It holds {others[:5]}: choose another directory.")
+            raise StoreError(
+                f"{self.folder} must hold nothing but a store. It holds {others[:5]}: choose another directory."
+            )
         if MANIFEST in names:
             refuse_other_settings(self._settings, Manifest.load(self.folder).settings, str(self.folder))
             return
@@ -107,7 +109,9 @@ class StoreWriter:
             refuse_other_settings(self._settings, Writer.load(self.folder, number).settings, str(self.folder))
         if self.number not in known:
             if any((shard_number(name) or (-1,))[0] == self.number for name in names):
-                raise StoreError(f"{self.folder} holds shards of writer {self.number}, and no record of it. Remove them.")
+                raise StoreError(
+                    f"{self.folder} holds shards of writer {self.number}, and no record of it. Remove them."
+                )
             Writer(self.number, self._settings).save(self.folder)
 
     def _shard(self, index: int) -> Shard | None:
@@ -121,8 +125,8 @@ class StoreWriter:
         if place < shard.rows and shard.digests[place, :2].tobytes() == row.ids + row.source:
             return
         raise StoreError(
-            f"row {self._rows} of `batches` is not the one that is stored in {shard.path}: these are other batches than "
-            "those that the store was begun with. Give the same batches, or write to another directory."
+            f"row {self._rows} of `batches` is not the one that is stored in {shard.path}: these are other batches "
+            "than those that the store was begun with. Give the same batches, or write to another directory."
         )
 
     def _flush(self, index: int) -> None:
@@ -140,8 +144,8 @@ class StoreWriter:
         beyond = self.folder / shard_name(self.number, index + 1)
         if last is None or last.rows != place + 1 or beyond.exists():
             raise StoreError(
-                f"`batches` has {self._rows} rows, and {self.folder} holds more: these are other batches than those that "
-                "the store was begun with."
+                f"`batches` has {self._rows} rows, and {self.folder} holds more: these are other batches than those "
+                "that the store was begun with."
             )
         if not (self.folder / MANIFEST).exists():
             Writer(self.number, self._settings, shards=index + 1, rows=self._rows).save(self.folder)
@@ -161,22 +165,25 @@ class StoreWriter:
         largest = np.max(source["target_ids"], where=active, initial=0)
         if largest >= self.packing.vocabulary_size:
             raise ValueError(
-                f"active target_ids must be smaller than vocabulary size {self.packing.vocabulary_size} of the targets. "
-                f"Received {largest}."
+                f"active target_ids must be smaller than vocabulary size {self.packing.vocabulary_size} of the "
+                f"targets. Received {largest}."
             )
         return self.packing.encode(targets, active)
 
     def _targets(self, batch: PreparedBatch) -> TeacherTargets:
         said = batch.teacher if self.teacher is None else self.teacher(batch)
         if said is None:
-            raise ValueError("a batch must have a teacher, or `teacher` must be given: a function from a batch to logits.")
+            raise ValueError(
+                "a batch must have a teacher, or `teacher` must be given: a function from a batch to logits."
+            )
         if isinstance(said, DenseTargets) and self.packing.kind != "dense":
             said = said.logits
         if is_array(said):
             return self.packing.from_logits(said)
         if not isinstance(said, TeacherTargets) or said.kind != self.packing.kind:
             raise TypeError(
-                f"the teacher must give logits or targets of kind {self.packing.kind!r}. Received {type(said).__name__}."
+                f"the teacher must give logits or targets of kind {self.packing.kind!r}. "
+                f"Received {type(said).__name__}."
             )
         return said
 
