@@ -49,7 +49,7 @@ def write(path: Any, given: list[PreparedBatch] | None = None, **options: Any) -
     """A store of `given` batches, four rows in a shard."""
     given = batches() if given is None else given
     settings = {"fingerprints": TEACHER, "rows_per_shard": 4, "progress": False, "metadata": {"corpus": "random"}}
-    packing = PackedTopK(given[0].teacher.ids.shape[-1], VOCABULARY) if given[0].teacher is not None else None
+    packing = PackedTopK(given[0].teacher.ids.shape[-1], VOCABULARY) if "targets" not in options else None
     return TeacherStore.write(path, given, **{"targets": packing, **settings, **options})
 
 

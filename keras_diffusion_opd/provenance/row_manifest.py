@@ -109,6 +109,10 @@ class Manifest:
         """Rows of all shards."""
         return sum(shard.rows for shard in self.shards)
 
+    def rows_of(self, writer: int) -> int:
+        """Rows that one writer wrote."""
+        return sum(shard.rows for shard in self.shards if (shard_number(shard.file) or (-1,))[0] == writer)
+
     @property
     def digest(self) -> str:
         """The store's identity: SHA-256 of the canonical JSON of what the manifest says."""
@@ -181,6 +185,8 @@ def read_canonical(path: Path) -> Any:
             raise StoreError(f"{path} is damaged: it is not the canonical JSON that was written.")
     except FileNotFoundError:
         raise StoreError(f"{path} is missing.") from None
+    except StoreError:
+        raise
     except (ValueError, TypeError) as error:
-        raise error if isinstance(error, StoreError) else StoreError(str(error)) from None
+        raise StoreError(f"{path} is damaged: {error}") from None
     return value

@@ -123,11 +123,11 @@ def merge_rows(
                 )
             visit(settings, row)
         entries.append(ShardEntry(name, shard.rows, shard.bytes, file_digest(folder / name), shard.index_sha256))
+    manifest = Manifest(settings, entries, summary())
     for writer in writers:
-        rows = sum(entry.rows for entry in entries if (shard_number(entry.file) or (-1,))[0] == writer.number)
+        rows = manifest.rows_of(writer.number)
         if rows != writer.rows:
             raise StoreError(f"{folder}: writer {writer.number} wrote {writer.rows} rows, and its shards have {rows}.")
-    manifest = Manifest(settings, entries, summary())
     manifest.save(folder)
     _remove_writers(folder)
     return manifest

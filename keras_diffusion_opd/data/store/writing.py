@@ -36,6 +36,7 @@ class StoreWriter:
     _columns: list[Column] = field(default_factory=list)
     _settings: dict[str, Any] = field(default_factory=dict)
     _rows: int = 0
+    _complete: int | None = None  # rows of this writer, where it was done before
     _buffer: list[StoredRow] = field(default_factory=list)
     _there: tuple[int, Shard | None] = (-1, None)
 
@@ -66,6 +67,11 @@ class StoreWriter:
         refuse_other_form(self._columns, batch, source, self._settings["inputs"])
         # 2. What the teacher says, unless the shards of all these rows are there.
         count = len(source["target_ids"])
+        if self._complete is not None and self._rows + count > self._complete:
+            raise StoreError(
+                f"{self.folder} is complete with {self._complete} rows, and `batches` has more: these are other "
+                "batches than those that the store was begun with. Write to another directory."
+            )
         shards = range(self._rows // self.rows_per_shard, (self._rows + count - 1) // self.rows_per_shard + 1)
         needed = any(self._shard(index) is None for index in shards)
         teacher = self._encoded(batch, source) if needed else None
@@ -102,11 +108,16 @@ class StoreWriter:
                 f"{self.folder} must hold nothing but a store. It holds {others[:5]}: choose another directory."
             )
         if MANIFEST in names:
-            refuse_other_settings(self._settings, Manifest.load(self.folder).settings, str(self.folder))
+            manifest = Manifest.load(self.folder)
+            refuse_other_settings(self._settings, manifest.settings, str(self.folder))
+            self._complete = manifest.rows_of(self.number)
             return
         known = [number for name in names if (number := writer_number(name)) is not None]
         for number in known:
-            refuse_other_settings(self._settings, Writer.load(self.folder, number).settings, str(self.folder))
+            there = Writer.load(self.folder, number)
+            refuse_other_settings(self._settings, there.settings, str(self.folder))
+            if number == self.number:
+                self._complete = there.rows
         if self.number not in known:
             if any((shard_number(name) or (-1,))[0] == self.number for name in names):
                 raise StoreError(
