@@ -81,7 +81,7 @@ def merge_rows(
     folder: Path,
     *,
     allow_duplicates: bool,
-    visit: Callable[[Mapping[str, Any], StoredRow], Any],
+    visit: Callable[[Mapping[str, Any], StoredRow, str], Any],
     summary: Callable[[], Any],
 ) -> Manifest:
     """Write the manifest of a store whose writers are all done.
@@ -91,7 +91,7 @@ def merge_rows(
     Args:
         folder: of the store.
         allow_duplicates: whether a row may come from two writers.
-        visit: called with the settings and every row; may raise StoreError.
+        visit: called with the settings, every row, and where it is from; may raise StoreError.
         summary: gives the manifest's summary, after all rows.
 
     Returns:
@@ -121,7 +121,7 @@ def merge_rows(
                     f"{folder}: row {index} of {name} is the same as row {owner[2]} of {owner[1]}, from another "
                     "writer. Give every writer its own share of the batches, or pass allow_duplicates=True."
                 )
-            visit(settings, row)
+            visit(settings, row, f"row {index} of {folder / name}")
         entries.append(ShardEntry(name, shard.rows, shard.bytes, file_digest(folder / name), shard.index_sha256))
     manifest = Manifest(settings, entries, summary())
     for writer in writers:
@@ -165,12 +165,14 @@ def _remove_writers(folder: Path) -> None:
     remove_left_over(folder, MANIFEST)
 
 
-def verify_rows(folder: Path, visit: Callable[[StoredRow], Any] | None = None) -> tuple[Manifest | None, list[str]]:
+def verify_rows(
+    folder: Path, visit: Callable[[StoredRow, str], Any] | None = None
+) -> tuple[Manifest | None, list[str]]:
     """Everything that does not hold of a store: one sentence for each thing.
 
     Args:
         folder: of the store.
-        visit: None, or called with every row that holds; may raise StoreError.
+        visit: None, or called with every row that holds, and where it is from; may raise StoreError.
 
     Returns:
         The manifest, or None where it cannot be read, and the problems.
@@ -197,7 +199,7 @@ def _shard_problems(
     entry: ShardEntry,
     columns: list[Column],
     known: Mapping[str, str],
-    visit: Callable[[StoredRow], Any] | None,
+    visit: Callable[[StoredRow, str], Any] | None,
 ) -> Iterator[str]:
     path = folder / entry.file
     try:
@@ -213,7 +215,7 @@ def _shard_problems(
             try:
                 for stored in shard.read([row]):
                     if visit is not None:
-                        visit(stored)
+                        visit(stored, f"row {row} of {path}")
             except StoreError as error:
                 yield str(error)
     except FileNotFoundError:

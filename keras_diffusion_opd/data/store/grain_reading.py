@@ -46,7 +46,9 @@ def data_loader(
     try:
         import grain.python as grain
     except ImportError as error:
-        raise ImportError("Reading through grain needs grain. Install it with: pip install grain") from error
+        raise ImportError(
+            "Reading through grain needs grain. Install it with: pip install 'keras-diffusion-opd[grain]'"
+        ) from error
     sampler = grain.IndexSampler(
         num_records=len(store),
         shard_options=grain.NoSharding() if shard_options is None else shard_options,

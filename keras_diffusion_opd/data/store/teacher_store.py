@@ -167,11 +167,11 @@ class TeacherStore(RowSource):
         tokens: list[int] = []
         readers: list[RowReader] = []
 
-        def visit(settings: Mapping[str, Any], row: StoredRow) -> None:
+        def visit(settings: Mapping[str, Any], row: StoredRow, name: str) -> None:
             if not readers:
                 readers.append(row_reader(Path(path), settings, None, {}))
             reader = readers[0]
-            stamp = reader.check(row, f"a row of {path}")
+            stamp = reader.check(row, name)
             versions.append(None if stamp is None else stamp.policy_version)
             tokens.append(_tokens(reader.columns, row))
 
@@ -308,9 +308,7 @@ class TeacherStore(RowSource):
         Returns:
             One sentence for each thing that does not hold; none for a sound store.
         """
-        manifest, problems = verify_rows(
-            self.path, lambda row: self._reader.check(row, f"a row of {self.path}") and None
-        )
+        manifest, problems = verify_rows(self.path, self._reader.check)
         if manifest is not None and manifest.digest != self.digest:
             problems.append(f"{self.path} is another store than the one that was opened.")
         return problems
