@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_diffusion_opd.callbacks.tensor_file import packed, unpacked
 from keras_diffusion_opd.provenance import (
     canonical_json,
     file_digest,
@@ -22,6 +21,7 @@ from keras_diffusion_opd.provenance import (
     write_json,
 )
 from keras_diffusion_opd.provenance.records import take_keys
+from keras_diffusion_opd.provenance.tensor_file import packed, unpacked
 
 RECORD = "checkpoint.json"
 FORMAT = "keras_diffusion_opd/checkpoint"

@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     listing = "; ".join(f"{name}: {text}" for name, text in DEMOS.items())
     command.add_argument("name", choices=list(DEMOS), help=f"{listing}. Its options: kdo demo NAME --help")
 
-    where = "a record, or a directory with run.json or lineage.json"
+    where = "a record, or a directory with run.json or lineage.json, or of a teacher store"
     command = commands.add_parser("verify", help="recompute digests and say what does not hold")
     command.add_argument("path", help=where)
     command.set_defaults(run=records.verify)

@@ -19,6 +19,7 @@ EXTRAS = {
     "tensorflow": ("tensorflow|tensorflow-cpu",),
     "torch": ("torch",),
     "hub": ("keras-hub",),
+    "grain": ("grain",),
     "demo": ("scikit-learn", "matplotlib"),
 }
 

@@ -1,4 +1,4 @@
-"""`kdo verify` and `kdo card`: records of runs and lineages."""
+"""`kdo verify` and `kdo card`: records of runs, lineages, teacher stores."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ import sys
 def verify(options: argparse.Namespace) -> int:
     """Print what holds and what does not; 0 if all holds, 1 if not, 2 if there is nothing to verify."""
     from keras_diffusion_opd.provenance import Lineage, RunRecord, verify_path
+    from keras_diffusion_opd.provenance.row_manifest import Manifest
 
     try:
         results = verify_path(options.path)
@@ -23,6 +24,9 @@ def verify(options: argparse.Namespace) -> int:
         if isinstance(found.record, Lineage):
             names = " -> ".join(link.name for link in found.record.links)
             print(f"  head {found.record.head}: {names or 'no models'}")
+        if isinstance(found.record, Manifest):
+            rows, shards = found.record.rows, len(found.record.shards)
+            print(f"  store {found.record.digest}: {rows} rows in {shards} shards")
     broken = sum(len(found.problems) for found in results)
     print("Everything holds." if not broken else f"{broken} of the things recorded do not hold.")
     return 1 if broken else 0
@@ -31,6 +35,7 @@ def verify(options: argparse.Namespace) -> int:
 def card(options: argparse.Namespace) -> int:
     """Print the model card or write it; 1 if the record does not hold, 2 if there is none."""
     from keras_diffusion_opd.provenance import ModelCard, RunRecord, verify_path
+    from keras_diffusion_opd.provenance.row_manifest import Manifest
 
     try:
         found = verify_path(options.path)[0]
@@ -41,6 +46,9 @@ def card(options: argparse.Namespace) -> int:
         print(f"kdo card: {found.path} DOES NOT HOLD: {problem}", file=sys.stderr)
     if found.record is None:
         return 1
+    if isinstance(found.record, Manifest):
+        print("kdo card: a store of teacher targets is no model, and has no card.", file=sys.stderr)
+        return 2
     if isinstance(found.record, RunRecord):
         made = ModelCard.from_record(found.record)
     else:

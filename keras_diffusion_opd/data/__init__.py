@@ -8,6 +8,15 @@ from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.row_digests import require_rows, row_digests
 from keras_diffusion_opd.data.sampled_targets import SampledTargets
 from keras_diffusion_opd.data.stamp import Stamp
+from keras_diffusion_opd.data.store import (
+    PackedDense,
+    PackedHidden,
+    PackedSampled,
+    PackedTopK,
+    StoreError,
+    TargetPacking,
+    TeacherStore,
+)
 from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets
 from keras_diffusion_opd.data.teacher_checks import DegenerateTeacherError, check_teacher
 from keras_diffusion_opd.data.token_corruption import CorruptedTokens, TokenCorruption
@@ -23,12 +32,19 @@ __all__ = [
     "DegenerateTeacherError",
     "DenseTargets",
     "MaskedCorruption",
+    "PackedDense",
+    "PackedHidden",
+    "PackedSampled",
+    "PackedTopK",
     "PreparedBatch",
     "PreparedDataset",
     "SampledTargets",
     "StaleBatchError",
     "Stamp",
+    "StoreError",
     "TargetFit",
+    "TargetPacking",
+    "TeacherStore",
     "TeacherTargets",
     "TokenCorruption",
     "TopKTargets",

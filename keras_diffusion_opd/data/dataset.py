@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_diffusion_opd.data.concatenation import concatenate_batches
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
+from keras_diffusion_opd.data.row_source import RowSource
 from keras_diffusion_opd.data.teacher_checks import check_teacher
 from keras_diffusion_opd.validation import positive_int
 
@@ -24,7 +25,8 @@ class PreparedDataset(keras.utils.PyDataset):
 
     Args:
         batches_or_store: a `PreparedBatch`, a list of them, or anything with `len()` and integer indexing
-            that gives them (or raw objects, with `adapter`).
+            that gives them (or raw objects, with `adapter`). Of a `TeacherStore` the rows of a batch are read
+            when it is drawn; without `batch_size` every row is a batch.
         batch_size: rows per batch. None keeps the batches as they are; a number joins the rows of all
             batches (their lengths must agree) and cuts them anew, the last batch short.
         shuffle: whether to draw batches (or rows, with `batch_size`) in a new order every epoch.
@@ -104,7 +106,9 @@ class PreparedDataset(keras.utils.PyDataset):
             )
         if len(source) == 0:
             raise ValueError("`batches_or_store` is empty: there is nothing to train on.")
-        if self.batch_size is None:
+        if isinstance(source, RowSource) and self.adapter is not None:
+            raise ValueError("`adapter` must be None for a store: its rows are prepared already.")
+        if self.batch_size is None or isinstance(source, RowSource):
             return source, None
         rows = concatenate_batches([self._batch(source, index) for index in range(len(source))])
         return source, rows
@@ -134,7 +138,7 @@ class PreparedDataset(keras.utils.PyDataset):
             )
         before = len(self)
         source, rows = self._open(batches_or_store)
-        after = len(source) if rows is None else -(-int(rows.rows or 0) // int(self.batch_size or 1))
+        after = self._batches_of(source, rows)
         if after != before:
             raise ValueError(f"`replace` must keep the number of batches, {before}. Received {after}.")
         self._source, self._rows = source, rows
@@ -145,6 +149,7 @@ class PreparedDataset(keras.utils.PyDataset):
         return {
             "batches": len(self),
             "rows": None if self._rows is None else self._rows.rows,
+            **({"store": self._source.describe()} if isinstance(self._source, RowSource) else {}),
             "batch_size": self.batch_size,
             "shuffle": bool(self.shuffle),
             "seed": self.seed,
@@ -176,10 +181,13 @@ class PreparedDataset(keras.utils.PyDataset):
             np.random.Philox(key=np.array([self.seed % 2**64, self._epoch], "uint64"))
         ).permutation(count)
 
+    def _batches_of(self, source: Any, rows: PreparedBatch | None) -> int:
+        count = len(source) if rows is None else int(rows.rows or 0)
+        cut = self.batch_size is not None and (rows is not None or isinstance(source, RowSource))
+        return -(-count // int(self.batch_size or 1)) if cut else count
+
     def __len__(self) -> int:
-        if self._rows is None or self.batch_size is None:
-            return len(self._source)
-        return -(-int(self._rows.rows or 0) // self.batch_size)
+        return self._batches_of(self._source, self._rows)
 
     @property
     def num_batches(self) -> int:
@@ -190,11 +198,12 @@ class PreparedDataset(keras.utils.PyDataset):
         """The batch at position `index` of the present epoch's order; raises where it is too old."""
         if not 0 <= index < len(self):
             raise IndexError(f"Batch {index} of {len(self)}.")
-        if self._rows is None or self.batch_size is None:
+        if isinstance(self._source, RowSource):
+            batch = self._source.batch(self._chosen(index, len(self._source)).tolist()).validate()
+        elif self._rows is None:
             batch = self._batch(self._source, int(self._order(len(self))[index]))
         else:
-            order = self._order(int(self._rows.rows or 0))
-            chosen = order[index * self.batch_size : (index + 1) * self.batch_size]
+            chosen = self._chosen(index, int(self._rows.rows or 0))
             batch = self._rows.map(lambda array: _take_rows(array, chosen))
         self._refuse_stale(batch, index)
         if batch.stamp is not None:
@@ -203,6 +212,11 @@ class PreparedDataset(keras.utils.PyDataset):
             check_teacher(batch, least=16)
             self._unchecked = False
         return batch
+
+    def _chosen(self, index: int, rows: int) -> np.ndarray:
+        """int (batch_size,) or fewer: the rows of batch `index` of the present epoch."""
+        size = self.batch_size or 1
+        return self._order(rows)[index * size : (index + 1) * size]
 
     def __getitem__(self, index: int) -> tuple[Any, Any, Any]:
         """`(x, y, sample_weight)` of `batch(index)`."""
@@ -214,6 +228,9 @@ class PreparedDataset(keras.utils.PyDataset):
 
     def staleness(self) -> int | None:
         """Updates since the oldest batch was generated; None where a batch has no stamp."""
+        if isinstance(self._source, RowSource):
+            oldest = self._source.oldest_policy_version()
+            return None if oldest is None else self.policy_version - oldest
         if self._rows is not None:
             stamps = [self._rows.stamp]
         else:

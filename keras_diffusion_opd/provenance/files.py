@@ -1,14 +1,16 @@
 """Files that are there in full or not at all: temporary name, fsync, rename, fsync of the directory."""
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from keras_diffusion_opd.provenance.canonical import plain_json
 
@@ -92,7 +94,11 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         {'seed': 0}
     """
     with open(path, "rb") as file:
-        data = file.read(LARGEST_JSON + 1)
+        return parse_json(file.read(LARGEST_JSON + 1), path)
+
+
+def parse_json(data: bytes, path: str | os.PathLike[str]) -> Any:
+    """The value of JSON text in UTF-8, as strictly as `read_json`; `path` is named in errors."""
     if len(data) > LARGEST_JSON:
         raise ValueError(f"{path} must be at most {LARGEST_JSON} bytes to be read as JSON. It is larger.")
 
@@ -131,6 +137,29 @@ def file_digest(path: str | os.PathLike[str]) -> str:
     """
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file for reading that must be a file itself: a link leads elsewhere, and a pipe never ends.
+
+    Raises:
+        ValueError: a link, a directory, a device.
+        OSError: the file cannot be read.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if os.path.islink(path):
+        raise ValueError(f"{path} must be a file. It is a symbolic link: put the file itself there.")
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{path} must be a file. It is something else.")
+    return os.fdopen(descriptor, "rb", buffering=0)
+
+
+def remove_left_over(folder: Path, name: str) -> None:
+    """Remove what a process that was killed while it wrote the file `name` has left beside it."""
+    for path in folder.glob(f".{glob.escape(name)}.*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

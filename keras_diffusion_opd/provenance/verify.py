@@ -7,6 +7,8 @@ from pathlib import Path
 from keras_diffusion_opd.provenance.files import read_json
 from keras_diffusion_opd.provenance.lineage import Lineage
 from keras_diffusion_opd.provenance.records import header
+from keras_diffusion_opd.provenance.row_manifest import KIND, MANIFEST, Manifest, shard_number, writer_number
+from keras_diffusion_opd.provenance.row_merge import verify_rows
 from keras_diffusion_opd.provenance.run_record import RunRecord, read_run_record
 
 # The names under which a directory keeps its records.
@@ -20,7 +22,7 @@ class Verified:
 
     Args:
         path: the file.
-        kind: "run_record" or "lineage"; None if the file does not say.
+        kind: "run_record", "lineage" or "teacher_store"; None if the file does not say.
         record: what it holds, or None if it cannot be read.
         problems: one sentence for each thing that does not hold.
 
@@ -34,7 +36,7 @@ class Verified:
 
     path: Path
     kind: str | None
-    record: RunRecord | Lineage | None
+    record: RunRecord | Lineage | Manifest | None
     problems: list[str]
 
 
@@ -42,7 +44,7 @@ def record_files(path: str | os.PathLike[str]) -> list[Path]:
     """The files of records at `path`.
 
     Args:
-        path: a file, or a directory with `run.json` or `lineage.json`.
+        path: a file, or a directory with `run.json` or `lineage.json`, or of a teacher store.
 
     Returns:
         At least one path.
@@ -59,9 +61,11 @@ def record_files(path: str | os.PathLike[str]) -> list[Path]:
     path = Path(path)
     if path.is_dir():
         found = [path / name for name in RECORD_NAMES if (path / name).is_file()]
+        if any(_of_a_store(inside.name) for inside in path.iterdir()):
+            found.append(path / MANIFEST)  # even if it is missing: that is what has to be told
         if not found:
-            names = " or ".join(RECORD_NAMES)
-            raise FileNotFoundError(f"`path` must hold {names}. The directory {path} holds neither.")
+            names = ", ".join(RECORD_NAMES)
+            raise FileNotFoundError(f"`path` must hold one of {names}, {MANIFEST}. The directory {path} holds none.")
         return found
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be a record or a directory with one. {path} does not exist.")
@@ -72,7 +76,7 @@ def verify_path(path: str | os.PathLike[str]) -> list[Verified]:
     """Recompute every digest of the records at `path`.
 
     Args:
-        path: a file, or a directory with `run.json` or `lineage.json`.
+        path: a file, or a directory with `run.json` or `lineage.json`, or of a teacher store.
 
     Returns:
         One entry for each record.
@@ -89,7 +93,13 @@ def verify_path(path: str | os.PathLike[str]) -> list[Verified]:
     return [_verify_file(file) for file in record_files(path)]
 
 
+def _of_a_store(name: str) -> bool:
+    return name == MANIFEST or shard_number(name) is not None or writer_number(name) is not None
+
+
 def _verify_file(path: Path) -> Verified:
+    if path.name == MANIFEST:
+        return Verified(path, KIND, *verify_rows(path.parent))
     kind = None
     try:
         value = read_json(path)

@@ -5,6 +5,8 @@ The `safetensors` package writes and reads the same bytes; its functions for Num
 
 import json
 import math
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +31,41 @@ _CODES = {
 }
 
 
+_BYTES = {code: int(digits[0]) // 8 for code in _CODES.values() if (digits := re.findall(r"\d+", code))} | {"BOOL": 1}
+
+
 def packed(arrays: dict[str, np.ndarray]) -> bytes:
     """Arrays by name as the content of a safetensors file, in the order given."""
     little = (np.ascontiguousarray(a).astype(a.dtype.newbyteorder("<"), copy=False) for a in arrays.values())
-    return b"".join([_header(arrays), *(array.tobytes() for array in little)])
+    return b"".join([tensor_header(_forms(arrays)), *(array.tobytes() for array in little)])
 
 
-def _header(arrays: dict[str, np.ndarray]) -> bytes:
+def tensor_header(forms: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
+    """The length and the header of a file of tensors, which their dtypes and shapes decide to the last byte.
+
+    Args:
+        forms: name -> (dtype, shape), in the order of the data.
+
+    Returns:
+        The first bytes of the file; the data follow at once.
+    """
     entries, offset = {}, 0
-    for name, array in arrays.items():
-        entries[name] = {
-            "dtype": _CODES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [offset, offset + array.nbytes],
-        }
-        offset += array.nbytes
+    for name, (dtype, shape) in forms.items():
+        end = offset + item_bytes(dtype) * math.prod(shape)
+        entries[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data begin at a multiple of 8
     return len(text).to_bytes(8, "little") + text
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of one number of `dtype`; a KeyError for one that a file of tensors cannot hold."""
+    return _BYTES[_CODES[dtype]]
+
+
+def _forms(arrays: dict[str, np.ndarray]) -> dict[str, tuple[str, Sequence[int]]]:
+    return {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
 
 
 def unpacked(path: Path, likes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -64,7 +83,7 @@ def unpacked(path: Path, likes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         ValueError: any other form.
         OSError: it cannot be read.
     """
-    header = _header(likes)
+    header = tensor_header(_forms(likes))
     size, expected = path.stat().st_size, len(header) + sum(array.nbytes for array in likes.values())
     if size != expected:
         raise ValueError(f"it has {size} bytes, and {expected} are expected")
