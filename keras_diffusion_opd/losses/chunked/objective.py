@@ -1,0 +1,132 @@
+"""What a chunk of positions adds to the loss, as a function of its product with the head."""
+
+from typing import Any, NamedTuple
+
+from keras import ops
+
+from keras_diffusion_opd import backend
+from keras_diffusion_opd.data.hidden_targets import HiddenTargets
+from keras_diffusion_opd.data.output_head import OutputHead
+from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets, no_distribution
+from keras_diffusion_opd.losses.distillation import active_only, teacher_divergence, weighted_sum
+from keras_diffusion_opd.losses.divergences import token_cross_entropy
+
+# A part of the product with the head that is added to its gradient at a time, in bytes, and how many at most.
+_SLAB_BYTES = 2**24
+_MOST_SLABS = 16
+
+
+class PerToken(NamedTuple):
+    """Of each position, float (N,): both losses, and 1.0 where student or teacher hold no distribution."""
+
+    soft: Any
+    hard: Any
+    student_invalid: Any
+    teacher_invalid: Any
+
+
+class Objective(NamedTuple):
+    """The loss of a chunk. All but arrays: nothing here is traced.
+
+    Args:
+        head: the student's `OutputHead`; its arrays are not read, they come as arguments.
+        teacher: `TeacherTargets` or None, as a recipe: its arrays are not read either.
+        settings: divergence, temperature and beta.
+        soft_weight: >= 0.
+        hard_weight: >= 0.
+    """
+
+    head: OutputHead
+    teacher: TeacherTargets | None
+    settings: dict[str, Any]
+    soft_weight: float
+    hard_weight: float
+
+    def terms(self, raw: Any, rows: dict[str, Any], shared: dict[str, Any]) -> tuple[Any, PerToken]:
+        """The chunk's part of the sum to be differentiated, and what each position adds.
+
+        Args:
+            raw: float (C, columns), the products with the student's head; finite where inactive.
+            rows: `"ids"` (C,), `"weights"` (C,) and the teacher's arrays (C, ...), anything where inactive.
+            shared: the teacher's arrays without rows.
+        """
+        weights = rows["weights"]
+        active = ops.not_equal(weights, 0)
+        logits = self.head.finish(raw)
+        zeros = ops.zeros_like(weights)
+        soft = hard = teacher_invalid = zeros
+        if self.teacher is not None:
+            teacher, teacher_invalid = self._teacher(rows, shared, active)
+            if self.soft_weight:
+                soft = ops.cast(teacher_divergence(logits, teacher, **self.settings), weights.dtype)
+        if self.hard_weight:
+            hard = ops.cast(token_cross_entropy(logits, active_only(active, rows["ids"])), weights.dtype)
+        parts = [(self.soft_weight, soft), (self.hard_weight, hard)]
+        total = sum(factor * weighted_sum(part, weights) for factor, part in parts if factor)
+        wrong = ops.logical_and(active, no_distribution(ops.stop_gradient(logits)))
+        return total, PerToken(soft, hard, ops.cast(wrong, weights.dtype), ops.cast(teacher_invalid, weights.dtype))
+
+    def _teacher(self, rows: dict[str, Any], shared: dict[str, Any], active: Any) -> tuple[TeacherTargets, Any]:
+        """The targets of a chunk, silenced where inactive, and where they are none. Hidden ones become dense."""
+        assert self.teacher is not None
+        arrays = {name: rows[f"teacher/{name}"] for name in self.teacher.arrays()}
+        arrays = {name: ops.stop_gradient(active_only(active, array)) for name, array in arrays.items()}
+        teacher = self.teacher.from_arrays({**arrays, **shared}, self.teacher.settings())
+        if self.soft_weight and isinstance(teacher, HiddenTargets):
+            teacher = DenseTargets(teacher.logits())
+        if isinstance(teacher, DenseTargets) and teacher.logits.shape[-1] != self.head.ids:
+            teacher = DenseTargets(teacher.logits[..., : self.head.ids])
+        found = [ops.convert_to_tensor(where) for where in teacher.faults(self.head.ids).values()]
+        return teacher, ops.logical_and(active, ops.any(ops.stack(found), axis=0))
+
+    def total(self, tokens: PerToken, weights: Any) -> Any:
+        """The whole sum from what each position adds: the order of its terms does not depend on the chunks."""
+        parts = [(self.soft_weight, tokens.soft), (self.hard_weight, tokens.hard)]
+        return sum(factor * weighted_sum(part, weights) for factor, part in parts if factor)
+
+    # ---- gradients -------------------------------------------------------------------------------------
+
+    def gradient_names(self, tensors: dict[str, Any]) -> list[str]:
+        """Which of the head's tensors get a gradient."""
+        return [name for name in tensors if self.head.trainable or name.startswith("low_")]
+
+    def gradients(self, hidden: Any, tensors: dict[str, Any], g: Any) -> dict[str, Any]:
+        """Of a chunk: all but the weight's, which is too large to be made in one piece.
+
+        Args:
+            hidden: float (C, D), 0 where inactive.
+            tensors: the head's.
+            g: float (C, columns), the gradient of the sum with respect to the products.
+
+        Returns:
+            `"hidden"` (C, D) and, where they are wanted, `"bias"`, `"low_a"`, `"low_b"`.
+        """
+        found = {}
+        g_low = self.operand(g, tensors["weight"])
+        found["hidden"] = backend.wide_product(g_low, tensors["weight"], transpose_b=not self.head.transposed)
+        if "bias" in tensors and self.head.trainable:
+            found["bias"] = ops.sum(g, axis=0)
+        if "low_a" in tensors:
+            inner = backend.wide_product(hidden, tensors["low_a"])
+            back = backend.wide_product(g, tensors["low_b"], transpose_b=True)
+            found["low_a"] = backend.wide_product(hidden, back, transpose_a=True)
+            found["low_b"] = backend.wide_product(inner, g, transpose_a=True)
+            found["hidden"] = found["hidden"] + backend.wide_product(back, tensors["low_a"], transpose_b=True)
+        return found
+
+    def weight_gradient(self, hidden: Any, g: Any) -> Any:
+        """`hidden (C, D)` and `g (C, n)` -> (D, n), or (n, D) for a transposed head."""
+        a, b = (g, hidden) if self.head.transposed else (hidden, g)
+        return backend.wide_product(a, b, transpose_a=True)
+
+    @staticmethod
+    def operand(g: Any, other: Any) -> Any:
+        """`g` as one side of a product with `other`: bfloat16 beside bfloat16, so that no copy of `other` is made."""
+        return ops.cast(g, "bfloat16") if "bfloat16" in str(other.dtype) else g
+
+    def slabs(self) -> list[tuple[int, int]]:
+        """Ranges of columns in which the weight's gradient is added up, each small beside the whole."""
+        columns = self.head.columns
+        count = min(_MOST_SLABS, columns, -(-4 * columns * self.head.width // _SLAB_BYTES))
+        edges = [columns * i // count for i in range(count + 1)]
+        return list(zip(edges[:-1], edges[1:], strict=True))
