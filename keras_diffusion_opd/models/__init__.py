@@ -4,13 +4,26 @@
   to logits at every position, with shared variables.
 - `full_attention(backbone)`, `causal_attention(backbone)`: switch Llama3 and Qwen3 backbones.
 - `TokenDenoiser`: class-conditional masked-token denoiser of small canvases, for demos and tests.
+- `hidden_route(model)`: its hidden states and its head, for losses that do without all the logits; `OffersHidden`:
+  what a model of your own has to say for that.
 - `EveryPosition`, `TiedTokenScorer`: the layers a scorer is made of.
 """
 
 from keras_diffusion_opd.models.every_position import EveryPosition
 from keras_diffusion_opd.models.full_attention import causal_attention, full_attention
+from keras_diffusion_opd.models.hidden_route import HiddenRoute, OffersHidden, hidden_route
 from keras_diffusion_opd.models.tied_token_scorer import TiedTokenScorer
 from keras_diffusion_opd.models.token_denoiser import TokenDenoiser
 from keras_diffusion_opd.models.token_scorer import token_scorer
 
-__all__ = ["EveryPosition", "TiedTokenScorer", "TokenDenoiser", "causal_attention", "full_attention", "token_scorer"]
+__all__ = [
+    "EveryPosition",
+    "HiddenRoute",
+    "OffersHidden",
+    "TiedTokenScorer",
+    "TokenDenoiser",
+    "causal_attention",
+    "full_attention",
+    "hidden_route",
+    "token_scorer",
+]

@@ -58,7 +58,8 @@ def _walk(
     count = tf.shape(hidden)[0]
     size = tf.minimum(chunk_size, count)
     steps = -(-count // size)
-    slabs = objective.slabs()
+    edges = [*range(0, objective.head.columns, objective.slab_size()), objective.head.columns]
+    slabs = list(zip(edges[:-1], edges[1:], strict=True))
     wanted = objective.gradient_names(tensors)
 
     def step(i: Any, written: Any, sums: Any, slab_sums: Any) -> Any:

@@ -11,9 +11,8 @@ from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets, no_di
 from keras_diffusion_opd.losses.distillation import active_only, teacher_divergence, weighted_sum
 from keras_diffusion_opd.losses.divergences import token_cross_entropy
 
-# A part of the product with the head that is added to its gradient at a time, in bytes, and how many at most.
+# Of a chunk's part of the weight's gradient, which is made and added piece by piece: bytes of a piece.
 _SLAB_BYTES = 2**24
-_MOST_SLABS = 16
 
 
 class PerToken(NamedTuple):
@@ -124,9 +123,6 @@ class Objective(NamedTuple):
         """`g` as one side of a product with `other`: bfloat16 beside bfloat16, so that no copy of `other` is made."""
         return ops.cast(g, "bfloat16") if "bfloat16" in str(other.dtype) else g
 
-    def slabs(self) -> list[tuple[int, int]]:
-        """Ranges of columns in which the weight's gradient is added up, each small beside the whole."""
-        columns = self.head.columns
-        count = min(_MOST_SLABS, columns, -(-4 * columns * self.head.width // _SLAB_BYTES))
-        edges = [columns * i // count for i in range(count + 1)]
-        return list(zip(edges[:-1], edges[1:], strict=True))
+    def slab_size(self) -> int:
+        """Columns in which the weight's gradient is added up at a time, small beside the whole."""
+        return min(self.head.columns, max(1, _SLAB_BYTES // (4 * self.head.width)))
