@@ -68,6 +68,7 @@ def soft_values(logits: Any, batch: PreparedBatch, active: Any, divergence: str,
             "Distillation needs a teacher, and this batch has none. Pass teacher=DenseTargets(logits) to "
             "PreparedBatch.create, or train on hard labels alone with TokenCrossEntropyLoss."
         )
+    refuse_unknown_kind(teacher)
     refuse_unusable_teacher(teacher, batch.loss_weights, logits.shape[-1])
     silent = teacher.map(lambda array: ops.stop_gradient(active_only(active, array)))
     return teacher_divergence(logits, silent, divergence=divergence, temperature=temperature, beta=beta)
@@ -86,11 +87,16 @@ def teacher_divergence(logits: Any, teacher: TeacherTargets, **settings: Any) ->
     if isinstance(teacher, DenseTargets):
         refuse_other_vocabulary(teacher, logits)
         return token_divergence(logits, teacher.logits, **settings)
-    if isinstance(teacher, TopKTargets):
-        return top_k_divergence(logits, teacher, **settings)
-    raise TypeError(
-        f"This loss needs DenseTargets, TopKTargets or HiddenTargets. Received {type(teacher).__name__}."
-    )
+    assert isinstance(teacher, TopKTargets)
+    return top_k_divergence(logits, teacher, **settings)
+
+
+def refuse_unknown_kind(teacher: TeacherTargets) -> None:
+    """TypeError for a kind of targets that `teacher_divergence` has no way for."""
+    if not isinstance(teacher, DenseTargets | TopKTargets | HiddenTargets):
+        raise TypeError(
+            f"This loss needs DenseTargets, TopKTargets or HiddenTargets. Received {type(teacher).__name__}."
+        )
 
 
 def refuse_other_vocabulary(teacher: DenseTargets, student_logits: Any) -> None:

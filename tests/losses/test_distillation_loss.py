@@ -280,7 +280,7 @@ def test_teacher_of_another_kind_is_refused():
         vocabulary_size = invalid = lambda self: None
 
     batch = PreparedBatch(np.zeros(1), np.zeros((1, 1), "int32"), np.ones((1, 1)), Other())
-    with pytest.raises(TypeError, match=r"needs DenseTargets or TopKTargets. Received Other"):
+    with pytest.raises(TypeError, match=r"needs DenseTargets, TopKTargets or HiddenTargets. Received Other"):
         DistillationLoss()(tensor(np.zeros((1, 1, 3))), batch)
 
 

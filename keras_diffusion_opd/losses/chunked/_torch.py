@@ -8,6 +8,8 @@ from torch.autograd.function import once_differentiable
 from keras_diffusion_opd import backend
 from keras_diffusion_opd.losses.chunked.objective import Objective, PerToken
 
+_BLOCK_BYTES = 2**21
+
 
 def loss_of_chunks(
     objective: Objective,
@@ -83,18 +85,36 @@ def _walk(
         active = (part["weights"] != 0)[:, None]
         h = torch.where(active, hidden[start : start + chunk_size], 0).to(weights.dtype)
         raw = objective.head.products(h, tensors)
-        if not differentiate:
-            found.append(objective.terms(raw, part, shared)[1])
-            continue
-        with torch.enable_grad():
-            raw.requires_grad_()
-            total, tokens = objective.terms(raw, part, shared)
-            (g,) = torch.autograd.grad(total, raw)
-        found.append(PerToken(*(x.detach() for x in tokens)))
-        del raw, total, tokens
-        _add(gradients, objective, h, tensors, g, start)
+        part = objective.expanded(part, shared)
+        found += _terms_of_blocks(objective, raw, part, shared, differentiate)
+        if differentiate:
+            _add(gradients, objective, h, tensors, raw, start)
     tokens = PerToken(*(torch.cat(column) for column in zip(*found, strict=True)))
     return objective.total(tokens, weights), tokens, gradients
+
+
+def _terms_of_blocks(
+    objective: Objective, raw: Any, part: dict[str, Any], shared: dict[str, Any], differentiate: bool
+) -> list[PerToken]:
+    """What each position of a chunk adds, a few positions at a time; their gradients take the place of `raw`.
+
+    A formula of thirty operations walks thirty times over its arrays, and holds several: small ones stay in the
+    cache. The products want many positions at once.
+    """
+    size = max(1, _BLOCK_BYTES // (raw.element_size() * raw.shape[1]))
+    found = []
+    for low in range(0, len(raw), size):
+        block = {name: x[low : low + size] for name, x in part.items()}
+        if not differentiate:
+            found.append(objective.terms(raw[low : low + size], block, shared)[1])
+            continue
+        with torch.enable_grad():
+            leaf = raw[low : low + size].detach().requires_grad_()
+            total, tokens = objective.terms(leaf, block, shared)
+            (g,) = torch.autograd.grad(total, leaf)
+        found.append(PerToken(*(x.detach() for x in tokens)))
+        raw[low : low + size] = g
+    return found
 
 
 def _add(sums: dict[str, Any], objective: Objective, h: Any, tensors: dict[str, Any], g: Any, start: int) -> None:

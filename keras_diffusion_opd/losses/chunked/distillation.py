@@ -13,7 +13,7 @@ from keras_diffusion_opd.data.output_head import OutputHead
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.targets import DenseTargets
 from keras_diffusion_opd.losses.chunked.objective import Objective
-from keras_diffusion_opd.losses.distillation import DistillationLoss, refuse_unusable_teacher
+from keras_diffusion_opd.losses.distillation import DistillationLoss, refuse_unknown_kind, refuse_unusable_teacher
 from keras_diffusion_opd.losses.divergences import resolve_divergence
 from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
 from keras_diffusion_opd.validation import positive_int
@@ -285,6 +285,7 @@ class ChunkedDistillationLoss(DistillationLoss):
                 "Distillation needs a teacher, and this batch has none. Pass teacher=HiddenTargets(hidden, head) to "
                 "PreparedBatch.create, or train on hard labels alone with soft_weight=0, hard_weight=1."
             )
+        refuse_unknown_kind(teacher)
         theirs = teacher.vocabulary_size()
         padded = head.vocabulary_size is not None and isinstance(teacher, DenseTargets | HiddenTargets)
         if theirs is not None and (theirs < head.ids or (theirs > head.ids and not padded)):

@@ -49,7 +49,7 @@ class Objective(NamedTuple):
             rows: `"ids"` (C,), `"weights"` (C,) and the teacher's arrays (C, ...), anything where inactive.
             shared: the teacher's arrays without rows.
         """
-        weights = rows["weights"]
+        rows, weights = self.expanded(rows, shared), rows["weights"]
         active = ops.not_equal(weights, 0)
         logits = self.head.finish(raw)
         zeros = ops.zeros_like(weights)
@@ -65,16 +65,26 @@ class Objective(NamedTuple):
         wrong = ops.logical_and(active, no_distribution(ops.stop_gradient(logits)))
         return total, PerToken(soft, hard, ops.cast(wrong, weights.dtype), ops.cast(teacher_invalid, weights.dtype))
 
+    def expanded(self, rows: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
+        """The rows of a chunk, with the teacher's logits where it gave hidden states and they are needed."""
+        if not (self.soft_weight and "teacher/hidden" in rows and isinstance(self.teacher, HiddenTargets)):
+            return rows
+        active = ops.not_equal(rows["weights"], 0)
+        hidden = ops.stop_gradient(active_only(active, rows["teacher/hidden"]))
+        teacher = self.teacher.from_arrays({"hidden": hidden, **shared}, self.teacher.settings())
+        kept = {name: x for name, x in rows.items() if name != "teacher/hidden"}
+        return {**kept, "teacher/logits": teacher.logits()}
+
     def _teacher(self, rows: dict[str, Any], shared: dict[str, Any], active: Any) -> tuple[TeacherTargets, Any]:
         """The targets of a chunk, silenced where inactive, and where they are none. Hidden ones become dense."""
         assert self.teacher is not None
-        arrays = {name: rows[f"teacher/{name}"] for name in self.teacher.arrays()}
+        prefix = "teacher/"
+        arrays = {name.removeprefix(prefix): x for name, x in rows.items() if name.startswith(prefix)}
         arrays = {name: ops.stop_gradient(active_only(active, array)) for name, array in arrays.items()}
-        teacher = self.teacher.from_arrays({**arrays, **shared}, self.teacher.settings())
-        if self.soft_weight and isinstance(teacher, HiddenTargets):
-            teacher = DenseTargets(teacher.logits())
-        if isinstance(teacher, DenseTargets) and teacher.logits.shape[-1] != self.head.ids:
-            teacher = DenseTargets(teacher.logits[..., : self.head.ids])
+        if "logits" in arrays:
+            teacher: TeacherTargets = DenseTargets(arrays["logits"][..., : self.head.ids])
+        else:
+            teacher = self.teacher.from_arrays({**arrays, **shared}, self.teacher.settings())
         found = [ops.convert_to_tensor(where) for where in teacher.faults(self.head.ids).values()]
         return teacher, ops.logical_and(active, ops.any(ops.stack(found), axis=0))
 
