@@ -4,14 +4,17 @@
     python benchmarks/vocabulary_memory.py --backends jax --vocabularies 32768
 
 Student and teacher are hidden states and heads, float32; the loss is T^2 KL(teacher || student); gradients are
-those of the student's hidden states and head. "chunked" is `chunked_distillation`, "dense" is `DistillationLoss` of
-`OutputHead.logits`, and "plain" is the formula as one would write it down, on all logits at once, which is the
-leaner one of the two: ratios are to it. Every measurement is a process of its own, on as many threads as there are cores:
+those of the student's hidden states and head. "chunked" is `chunked_distillation`; "dense" is `DistillationLoss` of
+`OutputHead.logits`; "plain" is the formula as one would write it down, on all logits at once: the leaner one of the
+two, to which all ratios are. Every measurement is a process of its own, on as many threads as there are cores:
 
 - resident: the most that the process holds during one turn, above what it held once the inputs existed. Read
   from /proc, on Linux, in a turn after the one that compiles, in a process that has run a small problem before.
 - planned (JAX): temporary and output buffers of the compiled program, as XLA lays them out.
-- seconds: of a turn, the median of several.
+- seconds: of a turn, the median of `--rounds` after the first.
+
+Where "dense" would need more than this machine has it is left out. Results of other backends and vocabularies that the
+output file holds for the same settings are kept, so that one may measure piece by piece.
 
 The floor is what has to exist at the end: the gradients. Before anything is measured, value and gradients of the
 two sides are compared on a small problem.
@@ -156,13 +159,12 @@ def measure(side: str, vocabulary: int, chunk_size: int, rounds: int) -> dict[st
     before = _status("VmRSS")
     turn()
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    turn()
-    held = _status("VmHWM") - before
     seconds = []
     for _ in range(rounds):
         start = time.perf_counter()
         turn()
         seconds.append(time.perf_counter() - start)
+    held = _status("VmHWM") - before
     return {
         "backend": keras.backend.backend(),
         "side": side,
@@ -198,8 +200,9 @@ def floor(vocabulary: int) -> int:
     return 4 * WIDTH * (TOKENS + vocabulary)
 
 
-def compared(plain: dict[str, Any], dense: dict[str, Any], chunked: dict[str, Any]) -> dict[str, Any]:
+def compared(sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The ratios that matter; memory as XLA plans it where it does, else as it is seen."""
+    plain, chunked = sides["plain"], sides["chunked"]
     memory = "planned_bytes" if plain["planned_bytes"] else "resident_bytes"
     return {
         "backend": plain["backend"],
@@ -207,11 +210,10 @@ def compared(plain: dict[str, Any], dense: dict[str, Any], chunked: dict[str, An
         "memory_ratio": plain[memory] / chunked[memory],
         "resident_memory_ratio": plain["resident_bytes"] / chunked["resident_bytes"],
         "over_floor": chunked[memory] / floor(plain["vocabulary"]),
-        "time_ratio": chunked["seconds"] / plain["seconds"],
+        "time_over_plain": chunked["seconds"] / plain["seconds"],
+        "time_over_dense": chunked["seconds"] / sides["dense"]["seconds"] if "dense" in sides else None,
         "aim": AIMS[plain["backend"]] if plain["vocabulary"] == VOCABULARIES[1] else None,
-        "plain": plain,
-        "dense": dense,
-        "chunked": chunked,
+        "sides": sides,
     }
 
 
@@ -220,37 +222,50 @@ def main() -> None:
     installed = [name for name in BACKENDS if importlib.util.find_spec(name)]
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=installed)
     parser.add_argument("--vocabularies", nargs="+", type=int, default=list(VOCABULARIES))
-    parser.add_argument("--chunk-size", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--chunk-size", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULTS / "vocabulary_memory.json")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
         print(json.dumps(measure(options.side, options.vocabularies[0], options.chunk_size, options.rounds)))
         return
-    results = [
-        compared(*(elsewhere(backend, side, vocabulary, options) for side in SIDES))
-        for backend in options.backends
-        for vocabulary in options.vocabularies
-    ]
-    headers = ["backend", "ids", "plain MB", "dense MB", "chunked MB", "times less", "aim", "over floor", "time", "seconds"]
-    print(table(headers, [_row(result) for result in results]))
     settings = {"tokens": TOKENS, "width": WIDTH, "temperature": TEMPERATURE, "chunk_size": options.chunk_size}
+    found = {(r["backend"], r["vocabulary"]): r for r in earlier(options.output, settings)}
+    for backend in options.backends:
+        for vocabulary in options.vocabularies:
+            sides = {side: elsewhere(backend, side, vocabulary, options) for side in SIDES if fits(side, vocabulary)}
+            found[backend, vocabulary] = compared(sides)
+    results = [found[key] for key in sorted(found)]
+    headers = ["backend", "ids", "plain MB", "dense MB", "chunked MB", "times less", "aim", "over floor", "time"]
+    print(table(headers, [_row(result) for result in results]))
     named = versions("keras", "jax", "jaxlib", "tensorflow", "tensorflow-cpu", "torch", "numpy")
     write_json(options.output, {"settings": settings, "machine": machine(), "versions": named, "results": results})
 
 
+def fits(side: str, vocabulary: int) -> bool:
+    """Whether the machine has room: "dense" holds up to 14 arrays of all logits."""
+    return side != "dense" or 14 * 4 * TOKENS * vocabulary < 0.8 * 2**30 * (machine()["memory_gib"] or 0)
+
+
+def earlier(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Results in the file, if it was made with the same settings."""
+    record = json.loads(path.read_text()) if path.exists() else {}
+    return record["results"] if record.get("settings") == settings else []
+
+
 def _row(result: dict[str, Any]) -> list[str]:
-    memory = "planned_bytes" if result["plain"]["planned_bytes"] else "resident_bytes"
+    sides = result["sides"]
+    memory = "planned_bytes" if sides["plain"]["planned_bytes"] else "resident_bytes"
+    seconds = "/".join(f"{sides[side]['seconds']:.1f}" if side in sides else "-" for side in SIDES)
     return [
         result["backend"],
         f"{result['vocabulary']:,}",
-        *(f"{result[side][memory] / 1e6:,.0f}" for side in SIDES),
+        *(f"{sides[side][memory] / 1e6:,.0f}" if side in sides else "no room" for side in SIDES),
         f"{result['memory_ratio']:.1f}",
         "" if result["aim"] is None else f"{result['aim']:.0f}",
         f"{result['over_floor']:.2f}",
-        f"{result['time_ratio']:.2f}",
-        f"{result['chunked']['seconds']:.1f}",
+        f"{result['time_over_plain']:.2f} ({seconds} s)",
     ]
 
 

@@ -41,7 +41,9 @@ def batch_of(teacher: Any, weights: Any = WEIGHTS, ids: Any = IDS) -> PreparedBa
     return PreparedBatch(ids, ids, weights, teacher)
 
 
-def value_and_grads(function: Callable[..., Any], *arrays: Any, compiled: bool = True) -> tuple[float, list[np.ndarray]]:
+def value_and_grads(
+    function: Callable[..., Any], *arrays: Any, compiled: bool = True
+) -> tuple[float, list[np.ndarray]]:
     """Scalar `function(*arrays)` and its gradients with respect to each; None becomes zeros."""
     tensors = [x if not isinstance(x, np.ndarray) else tensor(x) for x in arrays]
     backend = keras.backend.backend()

@@ -125,8 +125,8 @@ class HiddenTargets(TeacherTargets):
         shape, expected, width = shape_of(self.hidden), shape_of(target_ids), self.output_head().width
         if len(shape) != 3 or not same_shape(shape, (*expected, width)):
             raise ValueError(
-                f"`teacher hidden` must have shape ({expected[0]}, {expected[1]}, {width}) to align with target_ids and "
-                f"the teacher's head. Received {shape}. Score every position: position i scores target i."
+                f"`teacher hidden` must have shape ({expected[0]}, {expected[1]}, {width}) to align with target_ids "
+                f"and the teacher's head. Received {shape}. Score every position: position i scores target i."
             )
         if not is_floating(self.hidden):
             raise TypeError(f"`teacher hidden` must have a floating-point dtype. Received {dtype_of(self.hidden)}.")

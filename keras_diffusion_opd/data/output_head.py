@@ -82,8 +82,8 @@ class OutputHead:
                 )
         if self.vocabulary_size is not None and positive_int("vocabulary_size", self.vocabulary_size) > columns:
             raise ValueError(
-                f"`vocabulary_size` must be at most the {columns} columns of the head. Received {self.vocabulary_size}. "
-                "A head of shape (V, D), as an embedding, needs transposed=True."
+                f"`vocabulary_size` must be at most the {columns} columns of the head. Received "
+                f"{self.vocabulary_size}. A head of shape (V, D), as an embedding, needs transposed=True."
             )
 
     @property

@@ -40,8 +40,8 @@ def held(key: str) -> dict[str, Any]:
     if key not in _TENSORS:
         raise ValueError(
             f"The teacher's head {key[:12]}... is not held in this process. HiddenTargets holds it where a batch is "
-            "turned into fit's arguments: make the batches in the process that trains, not in a worker of a loader, and "
-            "anew after HiddenTargets.forget_heads()."
+            "turned into fit's arguments: make the batches in the process that trains, not in a worker of a loader, "
+            "and anew after HiddenTargets.forget_heads()."
         )
     return _TENSORS[key]
 

@@ -81,7 +81,7 @@ def hidden_route(student: Any) -> HiddenRoute:
     |---|---|---|
     | a model with `hidden_states` and `output_head` (`OffersHidden`) | what it says | what it says |
     | `token_scorer(backbone)` of a tied embedding | the backbone's | its token embedding, in reverse |
-    | a functional or sequential model that ends in a linear `Dense` | what the layer is given | the layer, LoRA included |
+    | a functional or sequential model that ends in a linear `Dense` | the layer's input | the layer, with LoRA |
 
     Args:
         student: see the table.
@@ -143,13 +143,13 @@ def _check_dense(layer: keras.layers.Dense) -> None:
         raise ValueError(f"The head must be linear. Received Dense with activation {layer.activation!r}.")
     if layer.activity_regularizer is not None:
         raise ValueError(
-            "The head has an activity regularizer, which looks at all logits: they do not exist in a chunked loss. Remove "
-            "it, or use DistillationLoss."
+            "The head has an activity regularizer, which looks at all logits: they do not exist in a chunked loss. "
+            "Remove it, or use DistillationLoss."
         )
     if layer.quantization_mode is not None:
         raise ValueError(
-            f"The head is quantised ({layer.quantization_mode}). A chunked loss needs its float weights: leave the head "
-            "out of the quantisation, or use DistillationLoss."
+            f"The head is quantised ({layer.quantization_mode}). A chunked loss needs its float weights: leave the "
+            "head out of the quantisation, or use DistillationLoss."
         )
 
 

@@ -45,7 +45,9 @@ class BackendWindow:
     ) -> tuple[Any, tuple[dict[str, Any], list[Any], list[Any]]]:
         """Primary sum of one micro-batch, then (violations, new non-trainable and metrics variables)."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        logits, ntv, losses = self.stateless_call(tv, ntv, x, return_losses=True, training=training, **self.call_arguments)
+        logits, ntv, losses = self.stateless_call(
+            tv, ntv, x, return_losses=True, training=training, **self.call_arguments
+        )
         # A loss may read variables (a head, say): inside the scope they are this step's values.
         mapping = [
             *zip(self.trainable_variables, tv, strict=True),

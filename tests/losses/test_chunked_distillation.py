@@ -5,11 +5,9 @@ import pytest
 from keras import ops
 
 from keras_diffusion_opd.data import DenseTargets, HiddenTargets, OutputHead, PreparedBatch
-from keras_diffusion_opd.losses import DistillationLoss, HiddenScores, ChunkedDistillationLoss, chunked_distillation
+from keras_diffusion_opd.losses import ChunkedDistillationLoss, DistillationLoss, HiddenScores, chunked_distillation
 from tests.heads import (
-    A,
     BIAS,
-    D,
     HEAD,
     HIDDEN,
     IDS,
@@ -17,15 +15,17 @@ from tests.heads import (
     LOW_B,
     OFF,
     TEACHER_LOGITS,
-    V,
     WEIGHTS,
+    A,
+    D,
+    V,
     batch_of,
     draw,
     relative,
     teachers,
     value_and_grads,
 )
-from tests.oracles import DIVERGENCES, BACKEND, cross_entropy, float64_scope, numpy, reference, softmax, tensor
+from tests.oracles import BACKEND, DIVERGENCES, cross_entropy, float64_scope, numpy, reference, softmax, tensor
 
 MIXED = {"soft_weight": 0.7, "hard_weight": 0.3}
 CASES = [(kind, d) for kind in KINDS for d in DIVERGENCES if kind != "renormalize" or d == "forward_kl"]
@@ -121,7 +121,9 @@ def test_tied_embedding_gives_the_transposed_gradient(kind):
         return chunked_distillation(hidden, head, batch, transposed=transposed, chunk_size=4, **MIXED).primary.mean()
 
     value, (of_hidden, of_head) = value_and_grads(lambda h, w: mean(h, w, False), HIDDEN, HEAD)
-    tied, (tied_hidden, tied_head) = value_and_grads(lambda h, w: mean(h, w, True), HIDDEN, np.ascontiguousarray(HEAD.T))
+    tied, (tied_hidden, tied_head) = value_and_grads(
+        lambda h, w: mean(h, w, True), HIDDEN, np.ascontiguousarray(HEAD.T)
+    )
     assert_same((tied, [tied_hidden, tied_head.T]), (value, [of_hidden, of_head]))
 
 
@@ -167,7 +169,10 @@ def test_gradients_have_the_dtypes_of_what_they_belong_to():
         return
     low, wide = tensor(HIDDEN, "bfloat16"), tensor(HEAD)
     found = raw_gradients(lambda h, w: chunked_distillation(h, w, batch).primary.mean(), low, wide)
-    assert [str(g.dtype).split("'")[-2] if "'" in str(g.dtype) else str(g.dtype) for g in found] == ["bfloat16", "float32"]
+    assert [str(g.dtype).split("'")[-2] if "'" in str(g.dtype) else str(g.dtype) for g in found] == [
+        "bfloat16",
+        "float32",
+    ]
 
 
 def raw_gradients(function, *arrays):
@@ -244,10 +249,14 @@ def test_ids_excluded_by_a_bias_of_minus_infinity_in_both_add_nothing(divergence
     allowed = np.delete(np.arange(V), 4)
 
     short = HEAD[:, allowed]
-    expected = value_and_grads(lambda h, w: mean_of(h, w, BIAS[allowed], TEACHER_LOGITS[..., allowed], divergence), HIDDEN, short)
+    expected = value_and_grads(
+        lambda h, w: mean_of(h, w, BIAS[allowed], TEACHER_LOGITS[..., allowed], divergence), HIDDEN, short
+    )
     teacher = TEACHER_LOGITS.copy()
     teacher[..., 4] = -np.inf
-    value, (of_hidden, of_head) = value_and_grads(lambda h, w: mean_of(h, w, excluded, teacher, divergence), HIDDEN, HEAD)
+    value, (of_hidden, of_head) = value_and_grads(
+        lambda h, w: mean_of(h, w, excluded, teacher, divergence), HIDDEN, HEAD
+    )
     assert not of_head[:, 4].any()
     assert_same((value, [of_hidden, of_head[:, allowed]]), expected)
 
@@ -261,9 +270,7 @@ def mean_of(hidden, head, bias, teacher, divergence):
 def test_infinite_divergence_is_reported_with_a_finite_gradient():
     bias = BIAS.copy()
     bias[4] = -np.inf  # the student excludes an id that the teacher needs
-    value, gradients = value_and_grads(
-        lambda h, w: mean_of(h, w, bias, TEACHER_LOGITS, "forward_kl"), HIDDEN, HEAD
-    )
+    value, gradients = value_and_grads(lambda h, w: mean_of(h, w, bias, TEACHER_LOGITS, "forward_kl"), HIDDEN, HEAD)
     assert value == np.inf
     assert all(np.isfinite(g).all() for g in gradients)
 
@@ -280,7 +287,10 @@ def scored(**changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"hidden": tensor(HIDDEN[:, :4])}, r"`hidden` must align with target_ids and head: expected shape \(2, 5, 6\)"),
+        (
+            {"hidden": tensor(HIDDEN[:, :4])},
+            r"`hidden` must align with target_ids and head: expected shape \(2, 5, 6\)",
+        ),
         ({"head": tensor(HEAD.T)}, r"transposed=True"),
         ({"bias": tensor(BIAS[:3])}, r"`bias` must have shape \(11,\)"),
         ({"low_rank": (tensor(A), tensor(A))}, r"`low_rank` must be \(A, B\) of shapes \(6, r\) and \(r, 11\)"),

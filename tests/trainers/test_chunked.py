@@ -23,7 +23,7 @@ TEACHER_BIAS = np.random.default_rng(8).normal(size=V).astype("float32")
 
 
 def chunked(**settings):
-    return kdo.losses.ChunkedDistillationLoss(chunk_size=4, **{**MIXED, **settings})
+    return kdo.losses.ChunkedDistillationLoss(chunk_size=7, **{**MIXED, **settings})
 
 
 def hidden_batches(sizes, **arguments):
@@ -45,11 +45,11 @@ def hidden_batches(sizes, **arguments):
 
 def trained(loss, batches, student=None, **compile_arguments):
     trainer = make_trainer(student, loss, keras.optimizers.Adam(0.01), **compile_arguments)
-    history = fit(trainer, batches, epochs=2)
+    history = fit(trainer, batches)
     return trainer, history.history
 
 
-SIZES = [(2, 5), (3, 4), (2, 5), (1, 7)]
+SIZES = [(2, 5), (2, 5), (2, 5), (1, 7)]
 COMPILED = {} if keras.backend.backend() == "torch" else {"jit_compile": True}
 
 
@@ -71,10 +71,10 @@ def test_weights_and_reports_equal_those_of_the_dense_loss(kind):
 
 
 def test_rows_of_hidden_targets_are_cut_anew_and_share_their_head():
-    batches = hidden_batches([(2, 5)] * 3)
-    whole, _ = trained(chunked(), batches, accumulation_steps=3)
-    trainer = make_trainer(None, chunked(), keras.optimizers.Adam(0.01), accumulation_steps=6)
-    trainer.fit(PreparedDataset(batches, batch_size=1), epochs=2, verbose=0)
+    batches = hidden_batches([(2, 5)] * 2)
+    whole, _ = trained(chunked(), batches, accumulation_steps=2)
+    trainer = make_trainer(None, chunked(), keras.optimizers.Adam(0.01), accumulation_steps=4)
+    trainer.fit(PreparedDataset(batches, batch_size=1), verbose=0)
     assert largest_difference(weights_of(trainer.student), weights_of(whole.student)) < 1e-5
 
 
@@ -131,7 +131,7 @@ def test_trainer_is_saved_and_loaded_and_still_predicts_logits(tmp_path):
     trainer, _ = trained(chunked(), batches)
     trainer.save(tmp_path / "trainer.keras")
     loaded = keras.models.load_model(tmp_path / "trainer.keras")
-    assert loaded.loss.chunk_size == 4
+    assert loaded.loss.chunk_size == 7
     assert same_bits(weights_of(loaded.student), weights_of(trainer.student))
     logits = loaded.predict(batches[0].model_inputs, verbose=0)
     assert logits.shape == (2, 5, V)
@@ -168,7 +168,7 @@ def test_student_of_ones_own_with_a_tied_head():
 
 def test_backbone_of_kerashub_with_a_tied_embedding():
     hub = pytest.importorskip("keras_hub").models
-    batches, found = hidden_batches([(2, 5), (3, 5)]), []
+    batches, found = hidden_batches([(2, 5)]), []
     for loss in (chunked(), kdo.losses.DistillationLoss(**MIXED)):
         keras.utils.set_random_seed(3)
         backbone = hub.Llama3Backbone(
@@ -176,7 +176,9 @@ def test_backbone_of_kerashub_with_a_tied_embedding():
         )
         scorer = kdo.models.token_scorer(backbone, bidirectional=True)
         inputs = [{**b.model_inputs, "padding_mask": np.ones_like(b.target_ids)} for b in batches]
-        prepared = [PreparedBatch(x, b.target_ids, b.loss_weights, b.teacher) for x, b in zip(inputs, batches, strict=True)]
+        prepared = [
+            PreparedBatch(x, b.target_ids, b.loss_weights, b.teacher) for x, b in zip(inputs, batches, strict=True)
+        ]
         found.append(weights_of(trained(loss, prepared, scorer)[0].student))
     assert largest_difference(*found) < 1e-5
 
@@ -205,6 +207,8 @@ def test_students_without_a_head_to_be_found_are_refused():
 
 def test_teacher_of_another_vocabulary_is_refused():
     (batch,) = make_batches([(2, 5)])
-    other = PreparedBatch(batch.model_inputs, batch.target_ids % 5, batch.loss_weights, DenseTargets(batch.teacher.logits[..., :5]))
+    other = PreparedBatch(
+        batch.model_inputs, batch.target_ids % 5, batch.loss_weights, DenseTargets(batch.teacher.logits[..., :5])
+    )
     with pytest.raises(ValueError, match=rf"head of {V} ids and a teacher of 5"):
         fit(make_trainer(loss=chunked()), [other])

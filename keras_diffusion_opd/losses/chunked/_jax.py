@@ -30,10 +30,12 @@ def loss_of_chunks(
 
     @jax.custom_vjp
     def run(inputs: dict[str, Any], data: Any) -> tuple[Any, PerToken]:
-        return _walk(objective, inputs, *data, chunk_size, False)[:2]
+        rows, shared = data
+        return _walk(objective, inputs, rows, shared, chunk_size, False)[:2]
 
     def forward(inputs: dict[str, Any], data: Any) -> Any:
-        total, tokens, gradients = _walk(objective, inputs, *data, chunk_size, True)
+        rows, shared = data
+        total, tokens, gradients = _walk(objective, inputs, rows, shared, chunk_size, True)
         return (total, tokens), gradients
 
     def backward(gradients: dict[str, Any], upstream: Any) -> Any:

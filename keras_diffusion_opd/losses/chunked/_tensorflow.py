@@ -1,5 +1,6 @@
 """TensorFlow: a `tf.while_loop` inside a `tf.custom_gradient`. See `loss_of_chunks`."""
 
+import itertools
 from typing import Any
 
 import tensorflow as tf
@@ -36,9 +37,7 @@ def loss_of_chunks(
         total, tokens, gradients = _walk(objective, inputs, rows, shared, chunk_size)
 
         def backward(upstream: Any, *_: Any) -> list[Any]:
-            return [
-                tf.cast(upstream * gradients[name], dtypes[name]) if name in gradients else None for name in names
-            ]
+            return [tf.cast(upstream * gradients[name], dtypes[name]) if name in gradients else None for name in names]
 
         return (total, *tokens), backward
 
@@ -59,7 +58,7 @@ def _walk(
     size = tf.minimum(chunk_size, count)
     steps = -(-count // size)
     edges = [*range(0, objective.head.columns, objective.slab_size()), objective.head.columns]
-    slabs = list(zip(edges[:-1], edges[1:], strict=True))
+    slabs = list(itertools.pairwise(edges))
     wanted = objective.gradient_names(tensors)
 
     def step(i: Any, written: Any, sums: Any, slab_sums: Any) -> Any:
@@ -95,11 +94,11 @@ def _walk(
     _, written, sums, slab_sums = tf.while_loop(
         lambda i, *_: i < steps, step, (tf.constant(0), start, sums, slab_sums), parallel_iterations=1
     )
-    *tokens, dh = (_joined(x, count, size, steps) for x in written)
+    *columns, dh = (_joined(x, count, size, steps) for x in written)
     gradients = {"hidden": dh, **sums}
     if slab_sums:
         gradients["weight"] = tf.concat(slab_sums, axis=0 if objective.head.transposed else 1)
-    tokens = PerToken(*tokens)
+    tokens = PerToken(*columns)
     return objective.total(tokens, weights), tokens, gradients
 
 

@@ -38,7 +38,7 @@ def loss_of_chunks(
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, objective: Objective, data: Any, hidden: Any, *arrays: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, objective: Objective, data: Any, hidden: Any, *arrays: Any) -> Any:
         names, rows, shared, chunk_size, differentiate = data
         tensors = dict(zip(names, arrays, strict=True))
         total, tokens, gradients = _walk(objective, hidden, tensors, rows, shared, chunk_size, differentiate)
@@ -49,11 +49,11 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Any, *_: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, upstream: Any, *_: Any) -> Any:
         if ctx.gradients is None:
             raise RuntimeError(
-                "The gradients of this chunked loss have been given away: they are scaled in place to spare a copy of the "
-                "head. Compute the loss again instead of backward(retain_graph=True)."
+                "The gradients of this chunked loss have been given away: they are scaled in place to spare a copy of "
+                "the head. Compute the loss again instead of backward(retain_graph=True)."
             )
         gradients, ctx.gradients = ctx.gradients, None
         scaled = (gradients.get(name) for name in ctx.dtypes)

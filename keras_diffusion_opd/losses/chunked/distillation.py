@@ -14,7 +14,6 @@ from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.targets import DenseTargets
 from keras_diffusion_opd.losses.chunked.objective import Objective
 from keras_diffusion_opd.losses.distillation import DistillationLoss, refuse_unknown_kind, refuse_unusable_teacher
-from keras_diffusion_opd.losses.divergences import resolve_divergence
 from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
 from keras_diffusion_opd.validation import positive_int
 
@@ -25,7 +24,7 @@ elif backend.BACKEND == "tensorflow":
 else:
     from keras_diffusion_opd.losses.chunked._torch import loss_of_chunks
 
-DEFAULT_CHUNK_SIZE = 64
+DEFAULT_CHUNK_SIZE = 32
 
 
 class HiddenScores(NamedTuple):
@@ -138,7 +137,7 @@ def chunked_distillation(
             vocabulary_size=vocabulary_size,
             low_rank=low_rank,
         )
-    elif not (bias is softcap is vocabulary_size is low_rank is None and not transposed):
+    elif transposed or any(x is not None for x in (bias, softcap, vocabulary_size, low_rank)):
         raise ValueError("`head` is an OutputHead, which holds bias, softcap and the rest already: pass it alone.")
     loss = ChunkedDistillationLoss(
         chunk_size=chunk_size,
@@ -257,12 +256,13 @@ class ChunkedDistillationLoss(DistillationLoss):
         """Structure, shapes and dtypes; values where they can be read."""
         if not isinstance(scores, HiddenScores) or not isinstance(scores.head, OutputHead):
             raise TypeError(
-                f"ChunkedDistillationLoss takes HiddenScores(hidden, OutputHead(...)). Received {type(scores).__name__}. "
-                "For logits use DistillationLoss."
+                f"ChunkedDistillationLoss takes HiddenScores(hidden, OutputHead(...)). Received "
+                f"{type(scores).__name__}. For logits use DistillationLoss."
             )
         if not isinstance(batch, PreparedBatch):
             raise TypeError(
-                f"`batch` must be a PreparedBatch. Received {type(batch).__name__}. Build one with PreparedBatch.create."
+                f"`batch` must be a PreparedBatch. Received {type(batch).__name__}. Build one with "
+                "PreparedBatch.create."
             )
         require_array("hidden", scores.hidden)
         batch.validate()
