@@ -6,6 +6,10 @@
 - `compiled(function, models)`: `function` compiled for inference; the weights of `models` are arguments
   of the compiled program, so that an update of the weights is seen and never retraces.
 - `float64_enabled()`: whether float64 stays float64.
+- `wide_product(a, b, *, transpose_a=False, transpose_b=False)`: the product of two matrices with sums and
+  result in float32 (float64 where one has it), whatever their dtypes: not a low-precision product, widened.
+- `product_operand(x)`: a matrix that takes part in many such products, ready for them: widened once where the
+  backend cannot multiply low precision into float32, as it is elsewhere.
 """
 
 import contextlib
@@ -19,11 +23,32 @@ import numpy as np
 BACKEND: str = keras.backend.backend()
 
 if BACKEND == "jax":
-    from keras_diffusion_opd.backend._jax import compiled, float64_enabled, read_values, register_pytree
+    from keras_diffusion_opd.backend._jax import (
+        compiled,
+        float64_enabled,
+        product_operand,
+        read_values,
+        register_pytree,
+        wide_product,
+    )
 elif BACKEND == "tensorflow":
-    from keras_diffusion_opd.backend._tensorflow import compiled, float64_enabled, read_values, register_pytree
+    from keras_diffusion_opd.backend._tensorflow import (
+        compiled,
+        float64_enabled,
+        product_operand,
+        read_values,
+        register_pytree,
+        wide_product,
+    )
 elif BACKEND == "torch":
-    from keras_diffusion_opd.backend._torch import compiled, float64_enabled, read_values, register_pytree
+    from keras_diffusion_opd.backend._torch import (
+        compiled,
+        float64_enabled,
+        product_operand,
+        read_values,
+        register_pytree,
+        wide_product,
+    )
 else:
     raise ImportError(
         f"keras_diffusion_opd needs a backend that can train: jax, tensorflow or torch. Received {BACKEND!r}. "
@@ -48,4 +73,13 @@ def values_hidden() -> Iterator[None]:
         _hidden.reset(token)
 
 
-__all__ = ["BACKEND", "compiled", "concrete", "float64_enabled", "register_pytree", "values_hidden"]
+__all__ = [
+    "BACKEND",
+    "compiled",
+    "concrete",
+    "float64_enabled",
+    "product_operand",
+    "register_pytree",
+    "values_hidden",
+    "wide_product",
+]

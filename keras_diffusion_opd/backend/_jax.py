@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 
@@ -53,3 +54,16 @@ def compiled(function: Callable[..., Any], models: Sequence[Any] = ()) -> Callab
         return program([v.value for v in variables], args)
 
     return call
+
+
+def wide_product(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Any:
+    """See the package's docstring."""
+    common = jnp.promote_types(a.dtype, b.dtype)
+    over = (((0 if transpose_a else 1,), (1 if transpose_b else 0,)), ((), ()))
+    wide = "float64" if common == jnp.float64 else "float32"
+    return jax.lax.dot_general(a.astype(common), b.astype(common), over, preferred_element_type=wide)
+
+
+def product_operand(x: Any) -> Any:
+    """See the package's docstring."""
+    return x

@@ -42,3 +42,14 @@ def compiled(function: Callable[..., Any], models: Sequence[Any] = ()) -> Callab
         return graph(*tensors)
 
     return call
+
+
+def wide_product(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Any:
+    """See the package's docstring."""
+    wide = tf.float64 if tf.float64 in (a.dtype, b.dtype) else tf.float32
+    return tf.matmul(tf.cast(a, wide), tf.cast(b, wide), transpose_a=transpose_a, transpose_b=transpose_b)
+
+
+def product_operand(x: Any) -> Any:
+    """See the package's docstring."""
+    return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)

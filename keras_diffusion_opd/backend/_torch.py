@@ -53,3 +53,14 @@ def compiled(function: Callable[..., Any], models: Sequence[Any] = ()) -> Callab
             return function(*tensors)
 
     return call
+
+
+def wide_product(a: torch.Tensor, b: torch.Tensor, *, transpose_a: bool = False, transpose_b: bool = False) -> Any:
+    """See the package's docstring."""
+    wide = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
+    return (a.T if transpose_a else a).to(wide) @ (b.T if transpose_b else b).to(wide)
+
+
+def product_operand(x: torch.Tensor) -> torch.Tensor:
+    """See the package's docstring."""
+    return x if x.dtype is torch.float64 else x.to(torch.float32)

@@ -4,6 +4,8 @@ from keras_diffusion_opd.data.alignment import AlignmentError, TargetFit, check_
 from keras_diffusion_opd.data.concatenation import concatenate_batches
 from keras_diffusion_opd.data.corruption import BlockCorruption, MaskedCorruption
 from keras_diffusion_opd.data.dataset import PreparedDataset, StaleBatchError
+from keras_diffusion_opd.data.hidden_targets import HiddenTargets
+from keras_diffusion_opd.data.output_head import OutputHead
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.row_digests import require_rows, row_digests
 from keras_diffusion_opd.data.sampled_targets import SampledTargets
@@ -31,7 +33,9 @@ __all__ = [
     "CorruptedTokens",
     "DegenerateTeacherError",
     "DenseTargets",
+    "HiddenTargets",
     "MaskedCorruption",
+    "OutputHead",
     "PackedDense",
     "PackedHidden",
     "PackedSampled",

@@ -103,7 +103,7 @@ class PreparedBatch:
             self.teacher.validate(self.target_ids)
             vocabulary = self.teacher.vocabulary_size()
             if vocabulary is not None:
-                self._validate_vocabulary("the teacher's targets", vocabulary)
+                self.validate_vocabulary("the teacher's targets", vocabulary)
         return self
 
     def _validate_targets_and_weights(self) -> None:
@@ -185,7 +185,8 @@ class PreparedBatch:
                 raise TypeError(f"`{path}` must be real numeric or boolean. Received dtype {dtype_of(leaf)}.")
             _refuse_wrapping(path, leaf)
 
-    def _validate_vocabulary(self, owner: str, vocabulary: int) -> None:
+    def validate_vocabulary(self, owner: str, vocabulary: int) -> None:
+        """ValueError unless concrete active target ids are below `vocabulary`, the size of `owner`."""
         ids, weights = backend.concrete(self.target_ids), backend.concrete(self.loss_weights)
         if ids is None or weights is None:
             return
@@ -210,7 +211,7 @@ class PreparedBatch:
         validate_logits_shape("logits", logits, self.target_ids)
         vocabulary = shape_of(logits)[2]
         if vocabulary is not None:
-            self._validate_vocabulary("the logits", vocabulary)
+            self.validate_vocabulary("the logits", vocabulary)
         return logits
 
     def as_fit(self) -> tuple[Any, dict[str, Any], Any]:

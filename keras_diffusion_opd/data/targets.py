@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_diffusion_opd import backend
+from keras_diffusion_opd.data import shared_arrays
 from keras_diffusion_opd.data.arrays import (
     dtype_of,
     is_floating,
@@ -119,10 +120,19 @@ class TeacherTargets(abc.ABC):
         """The same targets with `function` applied to every array."""
         return self.from_arrays(map_leaves(function, self.arrays()), self.settings())
 
+    def concrete(self) -> "TeacherTargets | None":
+        """The same targets in NumPy; None where a value cannot be read now."""
+        arrays = {name: backend.concrete(x) for name, x in self.arrays().items()}
+        return None if any(x is None for x in arrays.values()) else self.from_arrays(arrays, self.settings())
+
     def tag(self) -> str:
         """Kind and settings in one string: a key of `y`, static under `jit`."""
-        settings = self.settings()
-        return self.kind + (" " + json.dumps(settings, sort_keys=True) if settings else "")
+        return self.tag_of(self.settings())
+
+    @classmethod
+    def tag_of(cls, settings: dict[str, Any]) -> str:
+        """The tag of these settings."""
+        return cls.kind + (" " + json.dumps(settings, sort_keys=True) if settings else "")
 
     @staticmethod
     def from_tagged(tagged: Any) -> "TeacherTargets":
@@ -137,6 +147,26 @@ class TeacherTargets(abc.ABC):
         if kind not in TeacherTargets.registry:
             raise ValueError(f"`y['teacher']` has kind {kind!r}. Known kinds: {sorted(TeacherTargets.registry)}.")
         return TeacherTargets.registry[kind].from_arrays(arrays, json.loads(settings) if settings else {})
+
+
+def attach_shared(data: Any) -> Any:
+    """`(x, y, sample_weight)` with the arrays beside the teacher's rows that its tag names, such as a head.
+
+    For the last moment before a compiled step: there they are arguments, the same tensors for every batch, and
+    no constants of the program. Up to there only rows travel. Anything else is returned as it is.
+    """
+    if not (isinstance(data, tuple) and len(data) == 3 and isinstance(data[1], dict)):
+        return data
+    x, y, sample_weight = data
+    teacher = y.get("teacher")
+    if not isinstance(teacher, dict):
+        return data
+    attached = {}
+    for tag, arrays in teacher.items():
+        settings = tag.partition(" ")[2]
+        key = json.loads(settings).get("shared") if settings else None
+        attached[tag] = arrays if key is None else {**shared_arrays.held(key), **arrays}
+    return x, {**y, "teacher": attached}, sample_weight
 
 
 def register_targets(cls: type[TeacherTargets]) -> None:

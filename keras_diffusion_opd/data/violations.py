@@ -1,5 +1,6 @@
 """Value checks that also hold inside a compiled step, where nothing can raise."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from keras import ops
@@ -56,40 +57,73 @@ def violations(batch: PreparedBatch, logits: Any, loss_total: Any) -> dict[str, 
     assert np.asarray(found["targets_in_vocabulary"]).tolist() == [[False, True]]
     ```
     """
+    logits = ops.convert_to_tensor(logits)
+    return violations_from(
+        batch,
+        logits.shape[-1],
+        student=no_distribution(logits),
+        teacher={} if batch.teacher is None else batch.teacher.faults(logits.shape[-1]),
+        suspects=lambda: _suspects(batch, logits),
+        loss_total=loss_total,
+    )
+
+
+def violations_from(
+    batch: PreparedBatch,
+    vocabulary: int,
+    *,
+    student: Any,
+    teacher: Mapping[str, Any],
+    suspects: Callable[[], Any],
+    loss_total: Any,
+) -> dict[str, Any]:
+    """`violations`, by one who has looked at student and teacher already.
+
+    Args:
+        batch: `PreparedBatch` of B rows and L positions.
+        vocabulary: V, the number of ids that the student scores.
+        student: bool (B, L), where the student holds no distribution; anything where inactive.
+        teacher: for every fault of the teacher, by name, a bool (B, L) that says where it is.
+        suspects: function that gives a bool (B, L), where an infinite loss can come from.
+        loss_total: float scalar, the loss's unreduced sum.
+    """
     weights = ops.cast(batch.loss_weights, "float32")
     ids = ops.convert_to_tensor(batch.target_ids)
-    logits = ops.convert_to_tensor(logits)
     finite = ops.logical_and(ops.isfinite(weights), weights <= LARGEST_WEIGHT)
     active = ops.not_equal(weights, 0)
     found = {
         "weights_finite": ops.logical_not(finite),
         "weights_nonnegative": ops.logical_and(finite, weights < 0),
         "targets_nonnegative": ops.logical_and(active, ids < 0),
-        "targets_in_vocabulary": ops.logical_and(active, ids >= logits.shape[-1]),
-        "student_finite": ops.logical_and(active, no_distribution(logits)),
+        "targets_in_vocabulary": ops.logical_and(active, ids >= vocabulary),
+        "student_finite": ops.logical_and(active, student),
     }
-    if batch.teacher is not None:
-        known_names = fault_messages()
-        for name, where in batch.teacher.faults(logits.shape[-1]).items():
-            # A kind that declares no `FAULTS` of its own shares the general one.
-            name = name if name in known_names else "teacher_finite"
-            where = ops.logical_and(active, ops.convert_to_tensor(where))
-            found[name] = ops.logical_or(found[name], where) if name in found else where
+    known_names = fault_messages()
+    for name, where in teacher.items():
+        # A kind that declares no `FAULTS` of its own shares the general one.
+        name = name if name in known_names else "teacher_finite"
+        where = ops.logical_and(active, ops.convert_to_tensor(where))
+        found[name] = ops.logical_or(found[name], where) if name in found else where
     known = ops.any(ops.stack([ops.any(x) for x in found.values()]))
     unexplained = ops.logical_and(ops.logical_not(ops.isfinite(loss_total)), ops.logical_not(known))
-    found["loss_finite"] = ops.logical_and(unexplained, _suspects(batch, logits, active))
+    found["loss_finite"] = ops.logical_and(unexplained, _some(suspects(), active))
     return found
 
 
-def _suspects(batch: PreparedBatch, logits: Any, active: Any) -> Any:
-    """bool (B, L): active positions where an infinite loss can come from; all active ones if there is none."""
+def _some(suspects: Any, active: Any) -> Any:
+    """bool (B, L): the active suspects; all active positions if there is none."""
+    suspects = ops.logical_and(active, suspects)
+    return ops.logical_or(suspects, ops.logical_and(active, ops.logical_not(ops.any(suspects))))
+
+
+def _suspects(batch: PreparedBatch, logits: Any) -> Any:
+    """bool (B, L): positions where an infinite loss can come from."""
     excluded = ops.equal(logits, -float("inf"))
     suspects = ops.any(excluded, axis=-1)
     if isinstance(batch.teacher, DenseTargets):
         differs = ops.not_equal(excluded, ops.equal(ops.convert_to_tensor(batch.teacher.logits), -float("inf")))
         suspects = ops.logical_or(ops.any(differs, axis=-1), _target_excluded(batch, excluded))
-    suspects = ops.logical_and(active, suspects)
-    return ops.logical_or(suspects, ops.logical_and(active, ops.logical_not(ops.any(suspects))))
+    return suspects
 
 
 def _target_excluded(batch: PreparedBatch, excluded: Any) -> Any:

@@ -2,6 +2,11 @@
 
 from keras_diffusion_opd.data.inference import exclude_id
 from keras_diffusion_opd.losses.alignment import AlignmentReport, alignment_self_test
+from keras_diffusion_opd.losses.chunked.distillation import (
+    ChunkedDistillationLoss,
+    HiddenScores,
+    chunked_distillation,
+)
 from keras_diffusion_opd.losses.distillation import DistillationLoss, TokenCrossEntropyLoss
 from keras_diffusion_opd.losses.divergences import token_cross_entropy, token_divergence
 from keras_diffusion_opd.losses.keras_losses import TeacherDivergence, TokenCrossEntropy
@@ -12,7 +17,9 @@ from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
 
 __all__ = [
     "AlignmentReport",
+    "ChunkedDistillationLoss",
     "DistillationLoss",
+    "HiddenScores",
     "LossOutput",
     "TeacherDivergence",
     "TokenCrossEntropy",
@@ -20,6 +27,7 @@ __all__ = [
     "TokenScores",
     "WeightedSum",
     "alignment_self_test",
+    "chunked_distillation",
     "exclude_id",
     "sampled_divergence",
     "token_cross_entropy",

@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_diffusion_opd import backend
+from keras_diffusion_opd.data.hidden_targets import HiddenTargets
 from keras_diffusion_opd.data.log_space import computation_dtype
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.sampled_targets import SampledTargets
@@ -69,29 +70,40 @@ def soft_values(logits: Any, batch: PreparedBatch, active: Any, divergence: str,
             "Distillation needs a teacher, and this batch has none. Pass teacher=DenseTargets(logits) to "
             "PreparedBatch.create, or train on hard labels alone with TokenCrossEntropyLoss."
         )
-    if (reason := teacher.refusal(divergence, temperature)) is not None:
-        raise ValueError(reason)
+    refuse_teacher(teacher, divergence, temperature)
     refuse_unusable_teacher(teacher, batch.loss_weights, logits.shape[-1])
     silent = teacher.map(lambda array: ops.stop_gradient(active_only(active, array)))
     return teacher_divergence(logits, silent, divergence=divergence, temperature=temperature, beta=beta)
 
 
 def teacher_divergence(logits: Any, teacher: TeacherTargets, **settings: Any) -> Any:
-    """The divergence from a teacher of any kind, float (...), times `temperature ** 2`.
+    """The divergence from a teacher of any kind, float (...), times `temperature ** 2`: the dense and the chunked way.
 
     Args:
         logits: float (..., V).
         teacher: its arrays (..., n), silenced where inactive.
         **settings: divergence, temperature and beta of `token_divergence`.
     """
+    if isinstance(teacher, HiddenTargets):
+        teacher = DenseTargets(teacher.logits())
     if isinstance(teacher, DenseTargets):
         refuse_other_vocabulary(teacher, logits)
         return token_divergence(logits, teacher.logits, **settings)
-    if isinstance(teacher, TopKTargets):
-        return top_k_divergence(logits, teacher, **settings)
     if isinstance(teacher, SampledTargets):
         return sampled_divergence(logits, teacher, temperature=settings["temperature"])
-    raise TypeError(f"This loss needs DenseTargets, TopKTargets or SampledTargets. Received {type(teacher).__name__}.")
+    assert isinstance(teacher, TopKTargets)
+    return top_k_divergence(logits, teacher, **settings)
+
+
+def refuse_teacher(teacher: TeacherTargets, divergence: str, temperature: float) -> None:
+    """TypeError for a kind of targets that there is no way for, ValueError for what a kind cannot give."""
+    if not isinstance(teacher, DenseTargets | TopKTargets | SampledTargets | HiddenTargets):
+        raise TypeError(
+            "This loss needs DenseTargets, TopKTargets, SampledTargets or HiddenTargets. Received "
+            f"{type(teacher).__name__}."
+        )
+    if (reason := teacher.refusal(divergence, temperature)) is not None:
+        raise ValueError(reason)
 
 
 def refuse_other_vocabulary(teacher: DenseTargets, student_logits: Any) -> None:
@@ -106,11 +118,10 @@ def refuse_other_vocabulary(teacher: DenseTargets, student_logits: Any) -> None:
 
 def refuse_unusable_teacher(teacher: TeacherTargets, loss_weights: Any, vocabulary: int | None) -> None:
     """ValueError where the values can be read and the teacher has none, or wrong ones, at an active position."""
-    arrays = [backend.concrete(x) for x in teacher.arrays().values()]
-    weights = backend.concrete(loss_weights)
-    if weights is None or any(a is None for a in arrays):
+    values, weights = teacher.concrete(), backend.concrete(loss_weights)
+    if weights is None or values is None:
         return
-    for name, where in teacher.map(backend.concrete).faults(vocabulary).items():
+    for name, where in values.faults(vocabulary).items():
         wrong = (weights != 0) & where
         if np.any(wrong):
             row, position = np.argwhere(wrong)[0]

@@ -7,12 +7,15 @@
 - `TeacherScorer`: a teacher in this process as a source of targets.
 - `TransformerDenoiser`: a small transformer that takes an attention mask: block diffusion, for demos and tests.
 - `block_diffusion_mask`, `block_causal_mask`: who sees whom in block diffusion.
+- `hidden_route(model)`: its hidden states and its head, for losses that do without all the logits; `OffersHidden`:
+  what a model of your own has to say for that.
 - `EveryPosition`, `TiedTokenScorer`: the layers a scorer is made of.
 """
 
 from keras_diffusion_opd.data.block_masks import block_causal_mask, block_diffusion_mask
 from keras_diffusion_opd.models.every_position import EveryPosition
 from keras_diffusion_opd.models.full_attention import causal_attention, full_attention
+from keras_diffusion_opd.models.hidden_route import HiddenRoute, OffersHidden, hidden_route
 from keras_diffusion_opd.models.teacher_scorer import TeacherScorer
 from keras_diffusion_opd.models.tied_token_scorer import TiedTokenScorer
 from keras_diffusion_opd.models.token_denoiser import TokenDenoiser
@@ -21,6 +24,8 @@ from keras_diffusion_opd.models.transformer_denoiser import TransformerDenoiser
 
 __all__ = [
     "EveryPosition",
+    "HiddenRoute",
+    "OffersHidden",
     "TeacherScorer",
     "TiedTokenScorer",
     "TokenDenoiser",
@@ -29,5 +34,6 @@ __all__ = [
     "block_diffusion_mask",
     "causal_attention",
     "full_attention",
+    "hidden_route",
     "token_scorer",
 ]

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_diffusion_opd.data.output_head import OutputHead
 from keras_diffusion_opd.models.full_attention import full_attention, is_full
 
 
@@ -50,10 +51,25 @@ class TiedTokenScorer(keras.layers.Layer):
 
     def call(self, inputs: dict[str, Any]) -> Any:
         """`inputs`: as the backbone's, `token_ids: int32 (B, L)` among them. Returns float (B, L, V)."""
-        hidden = self.backbone(inputs)
-        if isinstance(hidden, dict):
-            hidden = hidden["sequence_output"]
-        return self.backbone.token_embedding(hidden, reverse=True)
+        return self.backbone.token_embedding(self.hidden_states(inputs), reverse=True)
+
+    def hidden_states(self, inputs: dict[str, Any], training: bool | None = None) -> Any:
+        """The inputs as for `call` -> float (B, L, D): what the embedding scores in reverse."""
+        hidden = self.backbone(inputs, training=training)
+        return hidden["sequence_output"] if isinstance(hidden, dict) else hidden
+
+    def output_head(self) -> OutputHead:
+        """The embedding in reverse, as its variables are now."""
+        embedding = self.backbone.token_embedding
+        tied = embedding.tie_weights
+        weight = embedding.embeddings if tied else embedding.reverse_embeddings
+        trainable = bool(weight.trainable) if hasattr(weight, "trainable") else True
+        return OutputHead(
+            keras.ops.convert_to_tensor(weight),
+            softcap=embedding.logit_soft_cap,
+            transposed=tied,
+            trainable=trainable,
+        )
 
     def compute_output_spec(self, inputs: dict[str, Any]) -> Any:
         """(B, L, V) in the dtype in which the embedding reads out."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
+from keras_diffusion_opd.data.targets import attach_shared
 from keras_diffusion_opd.trainers.checks import add_violations, no_violations, raise_violations, sound
 
 _STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
@@ -28,6 +29,7 @@ class BackendWindow:
     trainable_variables: Any
     non_trainable_variables: Any
     stateless_call: Any
+    call_arguments: Any
     get_metrics_result: Any
     on_empty: str
     steps_per_execution: int
@@ -43,7 +45,9 @@ class BackendWindow:
     ) -> tuple[Any, tuple[dict[str, Any], list[Any], list[Any]]]:
         """Primary sum of one micro-batch, then (violations, new non-trainable and metrics variables)."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        logits, ntv, losses = self.stateless_call(tv, ntv, x, return_losses=True, training=training)
+        logits, ntv, losses = self.stateless_call(
+            tv, ntv, x, return_losses=True, training=training, **self.call_arguments
+        )
         # A loss may read variables (a head, say): inside the scope they are this step's values.
         mapping = [
             *zip(self.trainable_variables, tv, strict=True),
@@ -148,8 +152,8 @@ class BackendWindow:
         window = one if k == 1 else several
 
         def train_function(state: Any, iterator: Iterator[Any]) -> Any:
-            keeper = _Keeper(state)
-            with_state = keeper.guard(self, lambda: self._finish(window(keeper, iterator)))
+            keeper, batches = _Keeper(state), map(attach_shared, iterator)
+            with_state = keeper.guard(self, lambda: self._finish(window(keeper, batches)))
             return with_state, keeper.state
 
         self.train_function = train_function
@@ -188,8 +192,8 @@ class BackendWindow:
             return logs
 
         def test_function(state: Any, iterator: Iterator[Any]) -> Any:
-            keeper = _Keeper(state)
-            logs = keeper.guard(self, lambda: several(keeper, iterator))
+            keeper, batches = _Keeper(state), map(attach_shared, iterator)
+            logs = keeper.guard(self, lambda: several(keeper, batches))
             return logs, keeper.state
 
         self.test_function = test_function

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_diffusion_opd.data.targets import attach_shared
 from keras_diffusion_opd.trainers.checks import add_violations, no_violations, raise_violations, sound
 
 
@@ -14,6 +15,7 @@ class BackendWindow:
 
     # The rest of the trainer, as this half sees it.
     micro_batch_terms: Any
+    call_arguments: Any
     gradient_scale: Any
     mean_gradients: Any
     sum_dtype: Any
@@ -33,7 +35,7 @@ class BackendWindow:
         """One micro-batch added to the window's sums."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
-            logits = self(x, training=True)  # type: ignore[operator]
+            logits = self(x, training=True, **self.call_arguments)  # type: ignore[operator]
             primary, found = self.micro_batch_terms(x, y, sample_weight, logits, self.losses)
             scale = self.gradient_scale(primary.weight)
             objective = self.optimizer.scale_loss(primary.total * scale)
@@ -68,7 +70,7 @@ class BackendWindow:
 
     def _evaluate_batch(self, data: Any) -> Any:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        logits = self(x, training=False)  # type: ignore[operator]
+        logits = self(x, training=False, **self.call_arguments)  # type: ignore[operator]
         _, found = self.micro_batch_terms(x, y, sample_weight, logits, self.losses)
         return self.get_metrics_result(), add_violations(no_violations(), found, 0)
 
@@ -172,7 +174,8 @@ class _Drawn:
         except tf.errors.OutOfRangeError as error:
             raise StopIteration from error
         # Keras marks a missing part of a batch as an empty Optional.
-        return keras.tree.map_structure(lambda i: None if isinstance(i, tf.experimental.Optional) else i, data)
+        data = keras.tree.map_structure(lambda i: None if isinstance(i, tf.experimental.Optional) else i, data)
+        return attach_shared(data)
 
 
 def relaxed_dataset(dataset: keras.utils.PyDataset) -> tf.data.Dataset:

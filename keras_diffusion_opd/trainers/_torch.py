@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import torch
 
+from keras_diffusion_opd.data.targets import attach_shared
 from keras_diffusion_opd.trainers.checks import add_violations, no_violations, raise_violations, sound
 
 
@@ -14,6 +15,7 @@ class BackendWindow:
 
     # The rest of the trainer, as this half sees it.
     micro_batch_terms: Any
+    call_arguments: Any
     gradient_scale: Any
     mean_gradients: Any
     sum_dtype: Any
@@ -39,7 +41,7 @@ class BackendWindow:
     def _micro(self, data: Any, index: int) -> Any:
         """Gradients of one micro-batch (float32 and undone of scaling), its weight and its violations."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        logits = self(x, training=True)  # type: ignore[operator]
+        logits = self(x, training=True, **self.call_arguments)  # type: ignore[operator]
         primary, found = self.micro_batch_terms(x, y, sample_weight, logits, self.losses)
         scale = self.gradient_scale(primary.weight)
         values = [v.value for v in self.trainable_variables]
@@ -63,7 +65,7 @@ class BackendWindow:
         def train_function(window: list[Any]) -> Any:
             sums: list[Any] = [None] * len(self.trainable_variables)
             weight, tables = torch.zeros(()), []
-            for index, data in enumerate(window):
+            for index, data in enumerate(map(attach_shared, window)):
                 gradients, added, table = micro(data, index)
                 sums = sums or [None] * len(gradients)
                 sums = [a if g is None else g if a is None else a.add_(g) for a, g in zip(sums, gradients, strict=True)]
@@ -99,9 +101,9 @@ class BackendWindow:
 
         def test_function(batches: list[Any]) -> Any:
             with torch.no_grad():
-                for data in batches:
+                for data in map(attach_shared, batches):
                     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-                    logits = self(x, training=False)  # type: ignore[operator]
+                    logits = self(x, training=False, **self.call_arguments)  # type: ignore[operator]
                     _, found = self.micro_batch_terms(x, y, sample_weight, logits, self.losses)
                     table = add_violations(no_violations(), found, 0)
                     raise_violations(table.cpu().numpy(), evaluating=True)

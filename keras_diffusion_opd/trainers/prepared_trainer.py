@@ -5,12 +5,20 @@ from typing import Any
 
 import keras
 
+from keras_diffusion_opd.data.prepared_batch import PreparedBatch
+from keras_diffusion_opd.data.violations import violations_from
+from keras_diffusion_opd.losses.chunked.distillation import ChunkedDistillationLoss, HiddenScores
+from keras_diffusion_opd.models.hidden_route import hidden_route
 from keras_diffusion_opd.trainers.window import WindowTrainer
 
 
 @keras.saving.register_keras_serializable(package="keras_diffusion_opd")
 class PreparedTrainer(WindowTrainer):
     """Trains a student on prepared batches: `PreparedTrainer(student, loss).compile(...)`, `.fit(dataset)`.
+
+    With a `ChunkedDistillationLoss` the trainer takes the student's hidden states and head in place of its logits
+    (`models.hidden_route` says of which students): same gradients, checks and loss metrics; metrics that need logits
+    are refused. `predict` gives logits as ever.
 
     Gradients and metrics are exact over micro-batches of any size, length and weight: the window's
     gradient is `sum(gradients of sums) / sum(weights)`, divided once in float32. The student is not
@@ -84,20 +92,62 @@ class PreparedTrainer(WindowTrainer):
             raise TypeError(
                 f"`logits_fn` must be None or a callable (student, model_inputs) -> logits. Received {logits_fn!r}."
             )
+        route = None
+        if isinstance(loss, ChunkedDistillationLoss):
+            if logits_fn is not None:
+                raise ValueError(
+                    "`logits_fn` makes logits, which a ChunkedDistillationLoss does without. Remove it, and give the "
+                    "student the methods hidden_states() and output_head(); or use DistillationLoss."
+                )
+            route = hidden_route(student)
         super().__init__(name=name, dtype=dtype)
         self.student = student
         self.loss = loss
         self.logits_fn = logits_fn
+        self._route = route
+        if route is not None:
+            self.call_arguments = {"hidden": True}
         self.built = True
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """The student's logits, float (B, L, V)."""
+    def call(self, inputs: Any, training: bool | None = None, hidden: bool = False) -> Any:
+        """The student's logits, float (B, L, V); with `hidden` its hidden states (B, L, D), for a chunked loss."""
+        if hidden and self._route is not None:
+            return self._route.hidden(inputs, training)
         if self.logits_fn is not None:
             # The training flag reaches the student through Keras's call context.
             return self.logits_fn(self.student, inputs)
         if self.student._call_has_training_arg:
             return self.student(inputs, training=training)
         return self.student(inputs)
+
+    def compile(self, optimizer: Any = "adamw", **arguments: Any) -> None:
+        """As `WindowTrainer.compile`; ValueError for metrics that need logits beside a chunked loss."""
+        if self._route is not None and (arguments.get("metrics") or arguments.get("weighted_metrics")):
+            raise ValueError(
+                "`metrics` look at all logits, which do not exist in a ChunkedDistillationLoss. It reports "
+                "distill/soft_loss and distill/hard_loss itself. For other metrics evaluate a part of the data with "
+                "PreparedTrainer(student, DistillationLoss(...)), which shares the student."
+            )
+        super().compile(optimizer, **arguments)
+
+    def scored(self, scores: Any, batch: PreparedBatch) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
+        """See `WindowTrainer.scored`; for a chunked loss `scores` are hidden states."""
+        if self._route is None:
+            return super().scored(scores, batch)
+        head = self._route.head()
+        examined = self.loss.examine(HiddenScores(scores, head), batch)
+
+        def find(total: Any) -> dict[str, Any]:
+            return violations_from(
+                batch,
+                head.ids,
+                student=examined.student_invalid,
+                teacher=examined.teacher_faults,
+                suspects=lambda: examined.infinite,
+                loss_total=total,
+            )
+
+        return examined.output, find
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments, serialised."""

@@ -7,6 +7,8 @@ divided once, and applied once. What differs between backends (how to differenti
 batches) is in `_jax.py`, `_tensorflow.py` and `_torch.py`.
 """
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -48,6 +50,8 @@ class WindowTrainer(BackendWindow, keras.Model):
     """
 
     loss: Any
+    #: What `call` is given beside inputs and training flag where a loss is to be computed.
+    call_arguments: Mapping[str, Any] = MappingProxyType({})
     _dataset: PreparedDataset | None = None
     _continuation: Continuation | None = None
     _training = False  # inside of `fit`
@@ -280,8 +284,7 @@ class WindowTrainer(BackendWindow, keras.Model):
         batch = PreparedBatch.from_fit(x, y, sample_weight)
         with backend.values_hidden():
             batch.validate()
-            batch.validate_logits(logits)
-            output = self.loss(logits, batch)
+            output, find = self.scored(logits, batch)
         if not isinstance(output, LossOutput):
             raise TypeError(
                 f"The loss must return a LossOutput(primary, metrics). Received {type(output).__name__} from "
@@ -291,10 +294,20 @@ class WindowTrainer(BackendWindow, keras.Model):
         total = output.primary.total
         for loss in extra_losses:
             total = total + weight * ops.cast(ops.sum(loss), total.dtype)
-        found = violations(batch, logits, total)
+        found = find(total)
         primary = WeightedSum(total, weight)
         self._metric_set.update(primary, output.metrics, batch, logits)
         return primary, found
+
+    def scored(self, scores: Any, batch: PreparedBatch) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
+        """The loss of a batch, and a function of its sum that says where the batch breaks the contract.
+
+        Args:
+            scores: what `call` gave: float (B, L, V), logits.
+            batch: with its values hidden.
+        """
+        batch.validate_logits(scores)
+        return self.loss(scores, batch), lambda total: violations(batch, scores, total)
 
     def gradient_scale(self, weight: Any) -> Any:
         """A power of two that a float16 loss is multiplied with before it is differentiated, else 1.

@@ -290,7 +290,7 @@ def test_teacher_of_another_kind_is_refused():
             return np.zeros((1, 1), bool)
 
     batch = PreparedBatch(np.zeros(1), np.zeros((1, 1), "int32"), np.ones((1, 1)), Other())
-    with pytest.raises(TypeError, match=r"needs DenseTargets, TopKTargets or SampledTargets. Received Other"):
+    with pytest.raises(TypeError, match=r"DenseTargets, TopKTargets, SampledTargets or HiddenTargets. Received Other"):
         DistillationLoss()(tensor(np.zeros((1, 1, 3))), batch)
 
 
