@@ -65,7 +65,7 @@ def record_files(path: str | os.PathLike[str]) -> list[Path]:
             found.append(path / MANIFEST)  # even if it is missing: that is what has to be told
         if not found:
             names = ", ".join(RECORD_NAMES)
-            raise FileNotFoundError(f"`path` must hold one of {names}, {MANIFEST}. The directory {path} holds none.")
+            raise FileNotFoundError(f"`path` must hold {names} or {MANIFEST}. The directory {path} holds none of them.")
         return found
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be a record or a directory with one. {path} does not exist.")
