@@ -5,6 +5,7 @@ The `safetensors` package writes and reads the same bytes; its functions for Num
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,15 @@ _CODES = {
 
 def packed(arrays: dict[str, np.ndarray]) -> bytes:
     """Arrays by name as the content of a safetensors file, in the order given."""
-    little = (np.ascontiguousarray(a).astype(a.dtype.newbyteorder("<"), copy=False) for a in arrays.values())
-    return b"".join([_header(arrays), *(array.tobytes() for array in little)])
+    return b"".join(chunks(arrays))
+
+
+def chunks(arrays: dict[str, np.ndarray]) -> Iterator[Any]:
+    """The same, piece by piece and without a copy: what can be written and hashed at once."""
+    yield _header(arrays)
+    for array in arrays.values():
+        little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
+        yield little.reshape(-1).view(np.uint8).data
 
 
 def _header(arrays: dict[str, np.ndarray]) -> bytes:

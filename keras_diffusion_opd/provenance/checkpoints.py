@@ -1,0 +1,206 @@
+"""Checkpoints as records on disk: their names, what `checkpoint.json` says, and whether the files bear it out.
+
+A checkpoint appears under its name only when it is complete and on the disk, and is never changed after
+that. Several at one number of updates (an epoch's end after a window that weighed nothing) are
+`step-00000042`, `step-00000042.1`, and so on. Temporary directories are hidden and end in `.tmp`.
+
+Nothing here needs Keras: tensors are known by their bytes.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from keras_diffusion_opd.provenance.canonical import canonical_json
+from keras_diffusion_opd.provenance.digests import LeafDigest, digest_of_leaves, text_digest
+from keras_diffusion_opd.provenance.files import file_digest, read_json
+from keras_diffusion_opd.provenance.lineage import Lineage
+from keras_diffusion_opd.provenance.recipe import Recipe
+from keras_diffusion_opd.provenance.records import header, open_record
+
+CHECKPOINT_RECORD = "checkpoint.json"
+CHECKPOINT_KEYS = (
+    *("number", "previous", "epoch", "batch", "updates", "name", "student", "base", "identity", "recipe", "ancestors"),
+    *("monitor", "data_state", "storage", "layout", "files", "digest"),
+)
+CHECKPOINT_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+_CHUNK = 1 << 22
+
+
+class Place(NamedTuple):
+    """One checkpoint; the greater, the newer."""
+
+    updates: int
+    repeat: int
+    path: Path
+
+
+def places(directory: Path) -> list[Place]:
+    """The checkpoints in a directory, oldest first."""
+    found = [(path, CHECKPOINT_NAME.fullmatch(path.name)) for path in directory.iterdir() if path.is_dir()]
+    return sorted(Place(int(match[1]), int(match[2] or 0), path) for path, match in found if match)
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a checkpoint, with its header and its own digest."""
+    whole = {**header("checkpoint"), **content}
+    return {**whole, "digest": text_digest(canonical_json(whole))}
+
+
+def read_checkpoint_record(path: Path) -> dict[str, Any]:
+    """`checkpoint.json` of a checkpoint; ValueError if it is not there, no record, or was changed."""
+    file = path / CHECKPOINT_RECORD
+    if not file.is_file():
+        raise ValueError(f"{path} must be a checkpoint. It has no {CHECKPOINT_RECORD}: the checkpoint is damaged.")
+    record = read_json(file)
+    try:
+        content = open_record(record, "checkpoint", CHECKPOINT_KEYS)
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
+    recorded = content.pop("digest")
+    if recorded != sealed(content)["digest"]:
+        raise ValueError(f"{file} was changed after it was written: its digest does not belong to what it says.")
+    return {**content, "digest": recorded}
+
+
+def checkpoint_lineage(record: Mapping[str, Any]) -> Lineage:
+    """From the first ancestor that is known to the student of a checkpoint; ValueError where they do not fit."""
+    before = Lineage() if record["ancestors"] is None else Lineage.from_json(record["ancestors"])
+    problems = before.verify()
+    if problems:
+        raise ValueError(f"the lineage of its parents does not hold: {' '.join(problems)}")
+    return before.append(record["name"], record["student"], Recipe.from_json(record["recipe"]))
+
+
+def checkpoint_problems(path: Path, record: Mapping[str, Any]) -> list[str]:
+    """A sentence for each thing that a record says and its directory or its parts do not bear out.
+
+    Args:
+        path: the checkpoint.
+        record: what `read_checkpoint_record` gave.
+    """
+    return [*_place_problems(path, record), *_file_problems(path, record), *_content_problems(path, record)]
+
+
+def chain_problems(record: Mapping[str, Any], older: Mapping[str, Any] | None) -> list[str]:
+    """A sentence if the checkpoint written before, where it is still there, is not the one that it was."""
+    if older is None or older["number"] != record["number"] - 1 or older["digest"] == record["previous"]:
+        return []
+    said = str(record["previous"])[:12]
+    return [
+        f"the checkpoint before it is not the one that it followed: its record has the digest "
+        f"{older['digest'][:12]}, but {said} is recorded."
+    ]
+
+
+def _place_problems(path: Path, record: Mapping[str, Any]) -> list[str]:
+    match = CHECKPOINT_NAME.fullmatch(path.name)
+    if match and int(match[1]) != record["updates"]:
+        return [f"{path.name}: its record is that of {record['updates']} updates; the directory was renamed"]
+    return []
+
+
+def _file_problems(path: Path, record: Mapping[str, Any]) -> list[str]:
+    problems = []
+    for name, entry in record["files"].items():
+        file = path / name
+        try:
+            size = file.stat().st_size
+            if file.is_symlink() or ".." in Path(name).parts or Path(name).is_absolute():
+                problems.append(f"{name}: it is not a file of the checkpoint")
+            elif size != entry["bytes"]:
+                problems.append(f"{name}: it has {size} bytes, and {entry['bytes']} are expected")
+            elif file_digest(file) != entry["sha256"]:
+                problems.append(f"{name}: its content is not the one recorded")
+        except OSError as error:
+            problems.append(f"{name}: {error}")
+    there = {file.relative_to(path).as_posix() for file in path.rglob("*") if not file.is_dir()}
+    strange = sorted(there - {CHECKPOINT_RECORD, *record["files"]})
+    return problems + [f"{name}: it is not in the record" for name in strange]
+
+
+def _content_problems(path: Path, record: Mapping[str, Any]) -> list[str]:
+    problems = []
+    try:
+        checkpoint_lineage(record)
+    except (ValueError, TypeError) as error:
+        problems.append(f"lineage: {error}")
+    if record["storage"] != "safetensors":
+        return problems
+    for section in record["layout"]:
+        name = f"{section}.safetensors"
+        if name not in record["files"]:
+            problems.append(f"{name}: it is not in the record")
+            continue
+        try:
+            leaves = section_leaves(path / name, record["layout"][section])
+        except (ValueError, OSError, KeyError, TypeError) as error:
+            if (path / name).is_file():
+                problems.append(f"{name}: {error}")
+            continue
+        expected = record["student"] if record["base"] is None else record["base"]["stored"]
+        if section == "student" and digest_of_leaves(leaves) != expected:
+            problems.append(f"{name}: it holds another student than the record says")
+    return problems
+
+
+class Tensor(NamedTuple):
+    """One tensor of a section: what the record says of it, and where its bytes are in the file."""
+
+    entry: Mapping[str, Any]
+    offset: int
+    bytes: int
+
+
+def section_tensors(file: Path, entries: list[dict[str, Any]]) -> list[Tensor]:
+    """Where the tensors of a section lie.
+
+    Args:
+        file: of the section.
+        entries: the section's layout in the record. Nothing that the file says decides how much is read: its
+            header must hold exactly these shapes, one after the other, and end with the file.
+
+    Raises:
+        ValueError: any other form.
+    """
+    size = file.stat().st_size
+    with open(file, "rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise ValueError(f"it has {size} bytes, less than its header asks for")
+        found = json.loads(stream.read(length))
+    tensors, offset = [], 0
+    for index, entry in enumerate(entries):
+        there = found.pop(f"{index:05d}", None)
+        begin, end = (None, None) if there is None else there["data_offsets"]
+        count = math.prod(entry["shape"])
+        sound = there is not None and there["shape"] == entry["shape"] and begin == offset and end >= begin
+        if not sound or (count and (end - begin) % count) or 8 + length + end > size:
+            raise ValueError(f"{entry['path']} is {there}, and shape {entry['shape']} is recorded")
+        tensors.append(Tensor(entry, 8 + length + begin, end - begin))
+        offset = end
+    if found or 8 + length + offset != size:
+        raise ValueError("it holds more than the record says")
+    return tensors
+
+
+def section_leaves(file: Path, entries: list[dict[str, Any]]) -> list[LeafDigest]:
+    """The digests of the tensors of a section, as `leaf_digests` of the list of arrays gives them."""
+    leaves = []
+    with open(file, "rb") as stream:
+        for index, tensor in enumerate(section_tensors(file, entries)):
+            stream.seek(tensor.offset)
+            sha, left = hashlib.sha256(), tensor.bytes
+            while left:
+                chunk = stream.read(min(left, _CHUNK))
+                if not chunk:
+                    raise ValueError("it ends too early")
+                sha.update(chunk)
+                left -= len(chunk)
+            entry = tensor.entry
+            leaves.append(LeafDigest((index,), entry["path"], entry["dtype"], tuple(entry["shape"]), sha.hexdigest()))
+    return leaves
