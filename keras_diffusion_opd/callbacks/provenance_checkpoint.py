@@ -11,6 +11,7 @@ import numpy as np
 from keras_diffusion_opd.callbacks.checkpoint_files import ranked
 from keras_diffusion_opd.callbacks.checkpoint_writer import CheckpointWriter
 from keras_diffusion_opd.callbacks.comparison import origin_differences
+from keras_diffusion_opd.callbacks.sharded_state import require_orbax
 from keras_diffusion_opd.callbacks.snapshot import Origin, take_snapshot
 from keras_diffusion_opd.callbacks.stop_signals import StopSignals
 from keras_diffusion_opd.callbacks.training_state import FrozenWeights, as_array
@@ -121,6 +122,8 @@ class ProvenanceCheckpoint(keras.callbacks.Callback):
                 raise ValueError(f"`{argument}` must be one of {choices}. Received {choice!r}.")
         if isinstance(keep_best, bool) or not isinstance(keep_best, int) or keep_best < 0:
             raise ValueError(f"`keep_best` must be a whole number >= 0. Received {keep_best!r}.")
+        if format == "orbax":
+            require_orbax()
         self.every = None if every is None else positive_int("every", every)
         self.keep_best, self.monitor, self.mode = keep_best, monitor, mode
         self.origin = Origin(
@@ -183,6 +186,9 @@ class ProvenanceCheckpoint(keras.callbacks.Callback):
         frozen = FrozenWeights(trainer.student) if self.trainable_only else None
         self.origin = _continued(self.origin, trainer.resumed, frozen)
         self._writer.open(trainer.policy_version, trainer.resumed)
+        record = None if trainer.resumed is None else trainer.resumed["record"]
+        if record is not None and record["updates"] == trainer.policy_version:
+            self._epoch, self._batch = record["epoch"], record["batch"]  # `fit` may have nothing left to do
         self._trainer = trainer  # `self.model` moves the whole state on JAX: only where it is saved
         self._saved_updates, self._stopping = trainer.policy_version, False
         trainer.after_fit(self._after_fit)
@@ -263,9 +269,7 @@ class ProvenanceCheckpoint(keras.callbacks.Callback):
 
     # ---- what -----------------------------------------------------------------------------------------
 
-    def _save(
-        self, monitor: dict[str, Any] | None = None, *, export: bool = False, unless_saved: bool = False
-    ) -> None:
+    def _save(self, monitor: dict[str, Any] | None = None, *, export: bool = False, unless_saved: bool = False) -> None:
         trainer = self.model  # on JAX this brings the variables up to date
         position = (self._epoch, self._batch)
         snapshot = take_snapshot(trainer, self.origin, position, self._sums, monitor)

@@ -47,7 +47,9 @@ class Continuation:
         steps, before = arguments.get("steps_per_epoch"), self.data_state.get("steps")
         if feed.iterator is not None and self.data_state.get("kind") == "iterator":
             if steps != before:
-                raise ValueError(f"`steps_per_epoch` must be {before}, as in the run that is resumed. Received {steps}.")
+                raise ValueError(
+                    f"`steps_per_epoch` must be {before}, as in the run that is resumed. Received {steps}."
+                )
             return
         if steps is not None:
             raise ValueError(

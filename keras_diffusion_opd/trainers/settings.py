@@ -6,7 +6,6 @@ import keras
 
 from keras_diffusion_opd.provenance import canonical_json, plain_json, text_digest
 
-
 _NO_PART = ("shared_object_id", "compile_config")  # of a model: the student's own compile() is not used
 
 

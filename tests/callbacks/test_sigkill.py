@@ -82,7 +82,7 @@ def test_forked_process_killed_at_30_random_moments_ends_with_the_weights_of_one
 def test_process_killed_at_random_moments_ends_with_the_weights_of_one_that_was_not(tmp_path):
     trainer, _ = train(tmp_path / "whole", make_trainer())
     rng = random.Random(0)
-    for count in range(KILLS):
+    for _ in range(KILLS):
         process = start(tmp_path / "run", "0.2")
         present = len(list((tmp_path / "run").glob("step-*")))
         while len(list((tmp_path / "run").glob("*"))) <= present:  # also one that is being written
@@ -99,13 +99,13 @@ def test_process_killed_at_random_moments_ends_with_the_weights_of_one_that_was_
 
 
 def test_process_killed_within_every_step_of_saving_leaves_the_previous_checkpoint(tmp_path, monkeypatch):
-    """Each call to the system that saving makes, in turn, is the last that the process makes."""
+    """Each call to the system that saving the second one makes, in turn, is the last that the process makes."""
 
     class KilledError(BaseException):
         pass
 
-    expected = digest_of(train(tmp_path / "whole", make_trainer())[0])
-    for step in range(99):
+    expected, reached = digest_of(train(tmp_path / "whole", make_trainer())[0]), set()
+    for step in range(12):
         directory, calls = tmp_path / f"killed-{step}", []
 
         def die(real, directory=directory, calls=calls, step=step):
@@ -123,17 +123,14 @@ def test_process_killed_within_every_step_of_saving_leaves_the_previous_checkpoi
                 patch.setattr(os, name, die(getattr(os, name)))
             # What a kill leaves lies there until the next process removes it.
             patch.setattr("shutil.rmtree", lambda *_, **__: None)
-            try:
+            with pytest.raises(KilledError):
                 train(directory, make_trainer())
-            except KilledError:
-                pass
-            else:
-                break
         sound(directory)
         trainer = make_trainer(seed=step)
         state = kdo.callbacks.resume(trainer, directory)
-        assert state.updates in (1, 2)
+        assert state.updates >= 1
         if step in (0, 5):
             train(directory, trainer, epoch=state.epoch)
             assert digest_of(trainer) == expected
-    assert step > 8  # files, directory, record, rename
+        reached.add(state.updates)
+    assert reached == {1, 2, 5}  # killed before it has its name, after, and while it is removed, being old

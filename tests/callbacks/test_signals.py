@@ -57,7 +57,9 @@ def interrupted(directory, number, error, **arguments):
         (signal.SIGTERM, SystemExit, 2, "on_epoch_begin", (1, 3)),
     ],
 )
-def test_signal_saves_ends_at_once_and_the_resumed_run_is_exact(number, error, window, where, position, whole, tmp_path):
+def test_signal_saves_ends_at_once_and_the_resumed_run_is_exact(
+    number, error, window, where, position, whole, tmp_path
+):
     left = interrupted(tmp_path, number, error, window=window, where=where)
     assert error is KeyboardInterrupt or left.code == 143
     trainer = make_trainer(seed=9)
