@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keras_diffusion_opd.provenance.canonical import canonical_json
+from keras_diffusion_opd.provenance.canonical import canonical_json, check_digest
 from keras_diffusion_opd.provenance.digests import LeafDigest, digest_of_leaves, text_digest
 from keras_diffusion_opd.provenance.files import file_digest, read_json
 from keras_diffusion_opd.provenance.lineage import Lineage
 from keras_diffusion_opd.provenance.recipe import Recipe
-from keras_diffusion_opd.provenance.records import header, open_record
+from keras_diffusion_opd.provenance.records import header, open_record, take_keys
 
 CHECKPOINT_RECORD = "checkpoint.json"
 CHECKPOINT_KEYS = (
@@ -59,12 +59,46 @@ def read_checkpoint_record(path: Path) -> dict[str, Any]:
     record = read_json(file)
     try:
         content = open_record(record, "checkpoint", CHECKPOINT_KEYS)
-    except ValueError as error:
+        _check_types(content)
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{file} is damaged: {error}") from error
     recorded = content.pop("digest")
     if recorded != sealed(content)["digest"]:
         raise ValueError(f"{file} was changed after it was written: its digest does not belong to what it says.")
     return {**content, "digest": recorded}
+
+
+def _check_types(content: Mapping[str, Any]) -> None:
+    """ValueError unless every value is of the kind that readers rely on."""
+    for key in ("number", "epoch", "batch", "updates"):
+        _require(type(content[key]) is int and content[key] >= 0, key, "a whole number", content[key])
+    for key in ("identity", "recipe", "data_state", "layout", "files"):
+        _require(isinstance(content[key], dict), key, "an object", content[key])
+    for key in ("student", "digest", *(() if content["previous"] is None else ("previous",))):
+        check_digest(content[key], key)
+    if content["base"] is not None:
+        for key, value in take_keys(content["base"], "base", ("digest", "stored")).items():
+            check_digest(value, key)
+    if content["monitor"] is not None:
+        value = take_keys(content["monitor"], "monitor", ("name", "value"))["value"]
+        _require(value is None or type(value) in (int, float), "monitor", "a number", value)
+    _require(content["storage"] in ("safetensors", "orbax"), "storage", "'safetensors' or 'orbax'", content["storage"])
+    for name, entry in content["files"].items():
+        fields = take_keys(entry, f"entry of `files[{name!r}]`", ("sha256", "bytes"))
+        check_digest(fields["sha256"], f"files[{name!r}]")
+    for section, entries in content["layout"].items():
+        _require(isinstance(entries, list), f"layout.{section}", "a list", entries)
+        for entry in entries:
+            fields = take_keys(entry, "tensor", ("path", "dtype", "shape", "trainable"))
+            sound = isinstance(fields["path"], str) and isinstance(fields["dtype"], str)
+            sizes = fields["shape"] if isinstance(fields["shape"], list) else [None]
+            sound = sound and all(type(size) is int and size >= 0 for size in sizes)
+            _require(sound, f"layout.{section}", "path, dtype and shape of tensors", entry)
+
+
+def _require(holds: bool, key: str, expected: str, value: Any) -> None:
+    if not holds:
+        raise ValueError(f"`{key}` must be {expected}. Received {value!r}.")
 
 
 def checkpoint_lineage(record: Mapping[str, Any]) -> Lineage:
@@ -138,7 +172,7 @@ def _content_problems(path: Path, record: Mapping[str, Any]) -> list[str]:
             continue
         try:
             leaves = section_leaves(path / name, record["layout"][section])
-        except (ValueError, OSError, KeyError, TypeError) as error:
+        except (ValueError, OSError, TypeError, AttributeError, RecursionError) as error:
             if (path / name).is_file():
                 problems.append(f"{name}: {error}")
             continue
@@ -173,14 +207,15 @@ def section_tensors(file: Path, entries: list[dict[str, Any]]) -> list[Tensor]:
         if size < 8 or length > size - 8:
             raise ValueError(f"it has {size} bytes, less than its header asks for")
         found = json.loads(stream.read(length))
-    tensors, offset = [], 0
+    tensors: list[Tensor] = []
+    offset = 0
     for index, entry in enumerate(entries):
-        there = found.pop(f"{index:05d}", None)
-        begin, end = (None, None) if there is None else there["data_offsets"]
+        there = found.pop(f"{index:05d}", {})
+        begin, end = there.get("data_offsets", (offset, -1))
         count = math.prod(entry["shape"])
-        sound = there is not None and there["shape"] == entry["shape"] and begin == offset and end >= begin
-        if not sound or (count and (end - begin) % count) or 8 + length + end > size:
-            raise ValueError(f"{entry['path']} is {there}, and shape {entry['shape']} is recorded")
+        sound = there.get("shape") == entry["shape"] and begin == offset <= end <= size - 8 - length
+        if not sound or (count and (end - begin) % count):
+            raise ValueError(f"{entry['path']} is {there or 'not there'}, and shape {entry['shape']} is recorded")
         tensors.append(Tensor(entry, 8 + length + begin, end - begin))
         offset = end
     if found or 8 + length + offset != size:

@@ -201,3 +201,42 @@ def test_forger_who_computes_every_digest_is_found_by_the_digest_that_was_kept_e
 def digest_of_stored(path):
     leaves = kdo.provenance.checkpoints.section_leaves(path / "student.safetensors", read(path)["layout"]["student"])
     return kdo.provenance.digest_of_leaves(leaves)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": -1},
+        {"updates": "3"},
+        {"layout": []},
+        {"layout": {"student": [3]}},
+        {"layout": {"student": [{"path": "a", "dtype": "float32", "shape": [-1], "trainable": True}]}},
+        {"files": {"a": 1}},
+        {"base": {}},
+        {"monitor": {"name": "a", "value": "b"}},
+        {"storage": "pickle"},
+        {"student": "x"},
+        {"recipe": None},
+    ],
+)
+def test_record_of_the_wrong_types_is_refused_and_never_a_traceback(change, run, tmp_path, capsys):
+    from keras_diffusion_opd.cli import main
+
+    shutil.copytree(run, tmp_path / "run")
+    rewrite(tmp_path / "run" / "step-00000003", **change)
+    assert main(["verify", str(tmp_path / "run")]) == 1
+    assert "is damaged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("header", [b"[]", b"{", b"[" * 5000, b'{"00000": 3}', b'{"00000": {"data_offsets": [0]}}'])
+def test_file_with_a_made_up_header_is_refused_and_never_a_traceback(header, run, tmp_path, capsys):
+    from keras_diffusion_opd.cli import main
+
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / "step-00000003"
+    (path / "student.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    refile(path, "student.safetensors")
+    assert main(["verify", str(tmp_path / "run")]) == 1
+    assert "DOES NOT HOLD: student.safetensors: " in capsys.readouterr().out
+    with pytest.raises(ValueError, match="student.safetensors: "):
+        kdo.callbacks.resume(trainer(), tmp_path / "run")
