@@ -9,6 +9,8 @@ from pathlib import Path
 import keras
 import pytest
 
+import keras_diffusion_opd as kdo
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, sys, keras
@@ -68,9 +70,16 @@ def process(*arguments):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="keras.distribution spreads a model on JAX only")
-def test_sharded_state_is_saved_by_orbax_and_put_back_on_its_devices_in_another_process(tmp_path):
+def test_sharded_state_is_saved_by_orbax_put_back_on_its_devices_by_another_process_and_verified(tmp_path):
     pytest.importorskip("orbax.checkpoint")
     whole = process(tmp_path / "run", "orbax", "save")
     resumed = process(tmp_path / "run", "orbax", "resume")
     assert whole == resumed
     assert "model" in whole["kernel"]
+    path = tmp_path / "run" / "step-00000001"
+    (found,) = kdo.provenance.verify_path(path)
+    assert found.problems == []
+    data = max((file for file in (path / "sharded").rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    data.write_bytes(data.read_bytes()[:-1] + b"\xff")
+    (found,) = kdo.provenance.verify_path(path)
+    assert found.problems == [f"{data.relative_to(path).as_posix()}: its content is not the one recorded"]

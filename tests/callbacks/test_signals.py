@@ -113,11 +113,15 @@ def test_other_threads_train_without_signals(tmp_path):
 
 @posix
 def test_process_that_is_preempted_ends_with_143_and_a_new_process_goes_on_exactly(tmp_path):
+    """Three processes: killed where a checkpoint is being written, preempted, left alone."""
     trainer, _ = train(tmp_path / "whole", make_trainer())
+    process = start(tmp_path / "run", "0.2")
+    wait_for(process, lambda: list((tmp_path / "run").glob(".step-00000002*")))
+    process.kill()
+    process.communicate()
+    assert (tmp_path / "run" / "step-00000001").is_dir()
     process = start(tmp_path / "run", "0.4")
-    while not list((tmp_path / "run").glob("step-*")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    wait_for(process, lambda: list((tmp_path / "run").glob("step-00000003*")))
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 143 and not output, errors
@@ -125,6 +129,12 @@ def test_process_that_is_preempted_ends_with_143_and_a_new_process_goes_on_exact
     assert not list((tmp_path / "run").glob(".*.tmp"))
     output, errors = start(tmp_path / "run", "0").communicate(timeout=120)
     assert output.strip() == digest_of(trainer), errors
+
+
+def wait_for(process, happened):
+    while not happened():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.0005)
 
 
 def start(directory, slowness):
