@@ -116,7 +116,7 @@ def test_process_that_is_preempted_ends_with_143_and_a_new_process_goes_on_exact
     """Three processes: killed where a checkpoint is being written, preempted, left alone."""
     trainer, _ = train(tmp_path / "whole", make_trainer())
     process = start(tmp_path / "run", "0.2")
-    wait_for(process, lambda: list((tmp_path / "run").glob(".step-00000002*")))
+    wait_for(process, lambda: list((tmp_path / "run").glob("*step-00000002*")))  # begun, or just done
     process.kill()
     process.communicate()
     assert (tmp_path / "run" / "step-00000001").is_dir()
