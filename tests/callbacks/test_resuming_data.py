@@ -34,22 +34,23 @@ def on_policy_trainer(seed):
     return plain_trainer(denoiser(seed, dropout=0.3), optimizer=optimizer, accumulation_steps=3)
 
 
-def train_on_policy(directory, trainer, epoch=0, every=1, keep=99, share=0.5):
+ROLLOUT = OnPolicyRollout(
+    kdo.samplers.MaskedSampler(MASK),
+    kdo.data.MaskedCorruption(MASK),
+    TEACHER,
+    shape=(8, LENGTH),
+    steps=2,
+    batch_size=2,
+    corpus=CORPUS,
+    own_share=0.5,
+    seed=3,
+)
+
+
+def train_on_policy(directory, trainer, epoch=0, every=1):
     """Half of the rows from the student, half from a corpus; 4 batches: windows of 3 and 1."""
-    corpus = CORPUS if share < 1 else None
-    rollout = OnPolicyRollout(
-        kdo.samplers.MaskedSampler(MASK),
-        kdo.data.MaskedCorruption(MASK),
-        TEACHER,
-        shape=(8, LENGTH),
-        steps=2,
-        batch_size=2,
-        corpus=corpus,
-        own_share=share,
-        seed=3,
-    )
-    dataset = rollout.dataset(trainer.student, shuffle=True, max_staleness=6)
-    callbacks = [RolloutRefresh(dataset, rollout, every=every), ProvenanceCheckpoint(directory, every=1, keep=keep)]
+    dataset = ROLLOUT.dataset(trainer.student, shuffle=True, max_staleness=6)
+    callbacks = [RolloutRefresh(dataset, ROLLOUT, every=every), ProvenanceCheckpoint(directory, every=1, keep=99)]
     return trainer.fit(dataset, epochs=EPOCHS, initial_epoch=epoch, verbose=0, callbacks=callbacks).history
 
 
@@ -95,7 +96,7 @@ def test_dataset_without_its_rollouts_is_refused(tmp_path):
             shutil.rmtree(path)
     state = resume(trainer, tmp_path)
     assert (state.epoch, state.batch) == (2, 0)
-    other = kdo.data.PreparedDataset(make_batches([(2, LENGTH)] * 4), shuffle=True, seed=3, max_staleness=6)
+    other = ROLLOUT.dataset(trainer.student, policy_version=4, shuffle=True, max_staleness=6)
     with pytest.raises(ValueError, match="Give fit the RolloutRefresh of the earlier run"):
         trainer.fit(other, epochs=3, initial_epoch=2, verbose=0)
 
@@ -138,7 +139,7 @@ def train_on_iterator(directory, trainer, iterator, epoch=0):
 def test_iterator_with_a_state_goes_on_where_training_was_and_not_where_it_was_drawn_to(make, tmp_path):
     whole = trainer_of_everything()
     history = train_on_iterator(tmp_path / "whole", whole, make())
-    for windows in range(1, 4):
+    for windows in (1, 2, 3) if make is grain_iterator else (1, 2):
         directory, trainer, iterator = tmp_path / str(windows), trainer_of_everything(seed=9), make()
         left_after(tmp_path / "whole", directory, windows)
         state = resume(trainer, directory)

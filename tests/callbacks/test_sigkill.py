@@ -14,7 +14,7 @@ from tests.callbacks.small_run import digest_of, main, make_trainer, train
 BACKEND = keras.backend.backend()
 KILLS = 30
 # Moments within saving at which every backend is stopped; compiling small programs takes JAX long.
-MOMENTS = range(12) if BACKEND == "torch" else (0, 6, 11)
+MOMENTS = range(12) if BACKEND == "torch" else (0, 11)
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGKILL")
 
 
