@@ -77,13 +77,14 @@ class RolloutRefresh(keras.callbacks.Callback):
                 "`dataset` must be the PreparedDataset given to fit: another one would be refreshed, and the student "
                 "trained on batches that grow old. Pass the same object to RolloutRefresh and to fit."
             )
+        self.dataset.on_policy, self.dataset.refresh_every = True, self.every
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Roll out, unless the dataset is fresh already or it is not yet time."""
         version = self.model.policy_version
         self.dataset.policy_version = version
-        if epoch % self.every or self.dataset.staleness() == 0:
-            return
+        if self.dataset.resumed_at or epoch % self.every or self.dataset.staleness() == 0:
+            return  # an epoch that is resumed in its middle goes on with the batches of its beginning
         batches = self.rollout(self.model.student, version)
         if not isinstance(batches, list | tuple) or not batches:
             received = "an empty one" if isinstance(batches, list | tuple) else type(batches).__name__

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from keras_diffusion_opd.cli import doctor, records
 from keras_diffusion_opd.cli.backends import select_backend
@@ -52,16 +53,43 @@ def _parser() -> argparse.ArgumentParser:
     listing = "; ".join(f"{name}: {text}" for name, text in DEMOS.items())
     command.add_argument("name", choices=list(DEMOS), help=f"{listing}. Its options: kdo demo NAME --help")
 
-    where = "a record, or a directory with run.json or lineage.json, or of a teacher store"
-    command = commands.add_parser("verify", help="recompute digests and say what does not hold")
+    _add_records(commands)
+    return parser
+
+
+def _add_records(commands: Any) -> None:
+    where = "a record, a directory with run.json or lineage.json, a checkpoint or a directory of them, a teacher store"
+
+    def add(name: str, text: str, statuses: str) -> Any:
+        return commands.add_parser(name, help=text, epilog=f"Exit status: {statuses}")
+
+    command = add(
+        "verify",
+        "recompute digests and say what does not hold",
+        "0 everything holds; 1 something does not; 2 there is nothing to verify.",
+    )
     command.add_argument("path", help=where)
+    command.add_argument("--record", metavar="DIGEST", help="the newest record must have it; kept where none can forge")
     command.set_defaults(run=records.verify)
 
-    command = commands.add_parser("card", help="print the model card of a run or of a lineage")
+    holds = "0 printed; 1 the record does not hold; 2 there is no record, or the output cannot be written."
+    command = add("card", "print the model card of a run, a lineage or a checkpoint", holds)
     command.add_argument("path", help=where)
     command.add_argument("--output", metavar="FILE", help="write the card there, such as README.md")
     command.set_defaults(run=records.card)
-    return parser
+
+    command = add("lineage", "print the models that a model was made from, the first one first", holds)
+    command.add_argument("path", help=where)
+    command.set_defaults(run=records.lineage)
+
+    command = add(
+        "diff",
+        "in which settings and weights two checkpoints differ, and by how much",
+        "0 they are equal; 1 they differ; 2 they cannot be compared.",
+    )
+    for name in ("a", "b"):
+        command.add_argument(name, help="a checkpoint, or a directory of them: the newest")
+    command.set_defaults(run=records.diff)
 
 
 def _demo(name: str, arguments: list[str]) -> int:

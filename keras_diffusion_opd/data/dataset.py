@@ -1,7 +1,7 @@
 """`PreparedDataset`: what `fit` takes."""
 
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -10,7 +10,10 @@ import numpy as np
 from keras_diffusion_opd.data.concatenation import concatenate_batches
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.row_source import RowSource
+from keras_diffusion_opd.data.staleness import Staleness
 from keras_diffusion_opd.data.teacher_checks import check_teacher
+from keras_diffusion_opd.provenance import digest
+from keras_diffusion_opd.provenance.differences import Difference, find_differences
 from keras_diffusion_opd.validation import positive_int
 
 
@@ -38,6 +41,9 @@ class PreparedDataset(keras.utils.PyDataset):
         check_teacher: whether to look, in the first batch drawn, for a teacher that says nothing: uniform
             everywhere, or everywhere the same, at 16 active positions or more. See
             `keras_diffusion_opd.data.check_teacher`.
+        content_digest: whether checkpoints record a digest of the batches, so that a run is not resumed on
+            others. It reads all of them once, at several hundred MB a second; of what is not in memory (a
+            store without a `digest` of its own, an `adapter`) there is none.
 
     Raises:
         TypeError, ValueError: a source that cannot be indexed, is empty, or does not hold prepared batches.
@@ -72,6 +78,7 @@ class PreparedDataset(keras.utils.PyDataset):
         max_staleness: int | None = None,
         adapter: Callable[[Any], PreparedBatch] | None = None,
         check_teacher: bool = True,
+        content_digest: bool = True,
     ) -> None:
         super().__init__()
         if max_staleness is not None and (not _is_whole(max_staleness) or max_staleness < 0):
@@ -90,10 +97,15 @@ class PreparedDataset(keras.utils.PyDataset):
         self._unchecked = bool(check_teacher)
         self.policy_version = 0
         self.replacements = 0
-        self._ages: list[int] = []
+        self.content_digest = bool(content_digest)
+        self.on_policy = False  # a callback replaces the batches: who only makes the dataset again lacks them
+        self.refresh_every: int | None = None  # epochs after which `RolloutRefresh` does
+        self.used = Staleness()
         self._start = 0
         self._ahead: PreparedBatch | None = None
         self._epoch = 0
+        self._prepared = False  # the source holds what an adapter has given
+        self._digest: str | None = None
         self._source, self._rows = self._open(batches_or_store)
 
     def _open(self, source: Any) -> tuple[Any, PreparedBatch | None]:
@@ -115,7 +127,7 @@ class PreparedDataset(keras.utils.PyDataset):
 
     def _batch(self, source: Any, index: int) -> PreparedBatch:
         item = source[index]
-        batch = item if self.adapter is None else self.adapter(item)
+        batch = item if self.adapter is None or self._prepared else self.adapter(item)
         if not isinstance(batch, PreparedBatch):
             whose = "`adapter` must return" if self.adapter is not None else "`batches_or_store` must hold"
             raise TypeError(
@@ -134,19 +146,46 @@ class PreparedDataset(keras.utils.PyDataset):
         if self._start:
             raise ValueError(
                 f"`replace` must wait for the next epoch: this one is resumed after {self._start} of its batches, and "
-                "the rest of them belongs to it. Resume from a checkpoint of an epoch's end."
+                "the rest of them belongs to it. Replace nothing where dataset.resumed_at is not 0."
             )
-        before = len(self)
-        source, rows = self._open(batches_or_store)
+        self._put(batches_or_store, prepared=False)
+        self.replacements += 1
+        self.on_policy = True
+
+    def _put(self, batches_or_store: Any, prepared: bool) -> None:
+        before, was = len(self), self._prepared
+        self._prepared = prepared
+        try:
+            source, rows = self._open(batches_or_store)
+        except BaseException:
+            self._prepared = was
+            raise
         after = self._batches_of(source, rows)
         if after != before:
+            self._prepared = was
             raise ValueError(f"`replace` must keep the number of batches, {before}. Received {after}.")
         self._source, self._rows = source, rows
-        self.replacements += 1
+
+    def held(self) -> list[PreparedBatch]:
+        """The present batches, or their rows as one, in the order of the source: what `restore` takes."""
+        if self._rows is not None:
+            return [self._rows]
+        return [self._batch(self._source, index) for index in range(len(self._source))]
+
+    def held_for(self, epoch: int, batch: int) -> list[PreparedBatch]:
+        """What a run that goes on at `batch` of `epoch` must be given: nothing where it rolls out anew, or owns all."""
+        due = not batch and self.refresh_every and epoch % self.refresh_every == 0 and self.staleness() != 0
+        return self.held() if self.on_policy and not due else []
+
+    def restore(self, batches: list[PreparedBatch], replacements: int) -> None:
+        """Put batches back that `held` gave in an earlier run, and the count of replacements before them."""
+        self._put(batches, prepared=True)
+        self.replacements, self.on_policy = int(replacements), True
 
     def settings(self) -> dict[str, Any]:
-        """What decides order and length, as JSON values: for records and comparisons."""
+        """What decides order, length and content, as JSON values: for records and comparisons."""
         return {
+            "digest": self.digest(),
             "batches": len(self),
             "rows": None if self._rows is None else self._rows.rows,
             **({"store": self._source.describe()} if isinstance(self._source, RowSource) else {}),
@@ -157,14 +196,37 @@ class PreparedDataset(keras.utils.PyDataset):
             "replacements": self.replacements,
         }
 
+    def differences(self, recorded: Mapping[str, Any]) -> list[Difference]:
+        """In what `settings` of an earlier run differ; contents that a callback replaces are not compared."""
+        leave_out = ["replacements"]
+        if recorded.get("digest") is None or self.on_policy:
+            leave_out.append("digest")
+        return find_differences(recorded, self.settings(), "dataset", leave_out)
+
+    def digest(self) -> str | None:
+        """The identity of the batches; None where they are replaced as the student learns, or not in memory."""
+        if not self.content_digest or self.on_policy:
+            return None
+        if self._digest is None:
+            if self._rows is None and (self.adapter is not None or not isinstance(self._source, list | tuple)):
+                known = getattr(self._source, "digest", None)
+                return known if isinstance(known, str) else None
+            self._digest = digest([list(batch.as_fit()) for batch in self.held()])
+        return self._digest
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the order: `PreparedTrainer.fit` calls it at the beginning of every epoch."""
         self._epoch = int(epoch)
-        self._ages = []
+        self.used.begin()
 
     def mean_staleness(self) -> float | None:
-        """Updates between rollout and use, mean over the batches drawn in this epoch; None without stamps."""
-        return float(np.mean(self._ages)) if self._ages else None
+        """Updates between rollout and use, mean over the batches used in this epoch; None without stamps."""
+        return self.used.mean()
+
+    @property
+    def resumed_at(self) -> int:
+        """Batches of the present epoch that an earlier run has done; 0 where it began in this one."""
+        return self._start
 
     def start_at(self, batch: int) -> None:
         """Where the present epoch begins, of which the batches before were trained on in an earlier run.
@@ -207,7 +269,7 @@ class PreparedDataset(keras.utils.PyDataset):
             batch = self._rows.map(lambda array: _take_rows(array, chosen))
         self._refuse_stale(batch, index)
         if batch.stamp is not None:
-            self._ages.append(batch.stamp.staleness(self.policy_version))
+            self.used.drawn(index, batch.stamp.policy_version)
         if self._unchecked:
             check_teacher(batch, least=16)
             self._unchecked = False
@@ -222,7 +284,7 @@ class PreparedDataset(keras.utils.PyDataset):
         """`(x, y, sample_weight)` of `batch(index)`."""
         if index > self._start or not self._start:
             return self.batch(index).as_fit()
-        batch = self._ahead or self.batch(self._start)
+        batch = self._ahead or self.batch(min(self._start, len(self) - 1))
         self._ahead = batch if index < self._start else None
         return batch.as_fit()
 

@@ -245,6 +245,11 @@ def fault_messages() -> dict[str, str]:
     return messages
 
 
+def fault_message(name: str, vocabulary: int | None = None) -> str:
+    """What must hold where a teacher has this fault, in words; `vocabulary` is V of the student, where it is known."""
+    return fault_messages().get(name, name).replace("{vocabulary}", "V" if vocabulary is None else str(vocabulary))
+
+
 def no_distribution(logits: Any) -> Any:
     """bool (...): rows of float (..., V) logits that hold NaN or +inf, or nothing but -inf."""
     # NumPy for NumPy: under `jit` any operation of the backend would be traced, though the values are there.

@@ -6,7 +6,7 @@ from typing import Any
 from keras import ops
 
 from keras_diffusion_opd.data.prepared_batch import LARGEST_WEIGHT, PreparedBatch
-from keras_diffusion_opd.data.targets import DenseTargets, fault_messages, no_distribution
+from keras_diffusion_opd.data.targets import DenseTargets, fault_message, fault_messages, no_distribution
 
 # What each check of weights, ids, student and loss means, in the words of the error that the trainer raises at the
 # end of the window. Those of a teacher are in the `FAULTS` of its kind.
@@ -30,7 +30,7 @@ MESSAGES: dict[str, str] = {
 
 def messages() -> dict[str, str]:
     """What every check means, by name: `MESSAGES`, and the faults of every kind of teacher."""
-    teachers = {name: f"active {message.replace('{vocabulary}', 'V')}" for name, message in fault_messages().items()}
+    teachers = {name: f"active {fault_message(name)}" for name in fault_messages()}
     return {**MESSAGES, **teachers}
 
 

@@ -11,7 +11,7 @@ from keras_diffusion_opd.data.hidden_targets import HiddenTargets
 from keras_diffusion_opd.data.log_space import computation_dtype
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.sampled_targets import SampledTargets
-from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets, fault_messages
+from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets, fault_message
 from keras_diffusion_opd.data.top_k_targets import TopKTargets
 from keras_diffusion_opd.losses.closed_gradients import select_active
 from keras_diffusion_opd.losses.divergences import resolve_divergence, token_cross_entropy, token_divergence
@@ -125,9 +125,7 @@ def refuse_unusable_teacher(teacher: TeacherTargets, loss_weights: Any, vocabula
         wrong = (weights != 0) & where
         if np.any(wrong):
             row, position = np.argwhere(wrong)[0]
-            message = (
-                fault_messages().get(name, name).replace("{vocabulary}", "V" if vocabulary is None else str(vocabulary))
-            )
+            message = fault_message(name, vocabulary)
             raise ValueError(f"active {message} at row {row}, position {position} and {int(wrong.sum()) - 1} more.")
 
 

@@ -1,5 +1,6 @@
 """What a run ran on: versions without importing anything, and the machine without naming it."""
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -34,12 +35,16 @@ def installed_versions() -> dict[str, str]:
         True
     """
     versions = {"python": platform.python_version(), "keras_diffusion_opd": __version__}
-    for name in DISTRIBUTIONS:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {name: _version(name) for name in DISTRIBUTIONS}
+    return versions | {name: version for name, version in found.items() if version is not None}
+
+
+@functools.cache
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def machine() -> dict[str, str | int | None]:

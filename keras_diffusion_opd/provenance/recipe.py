@@ -15,6 +15,7 @@ from keras_diffusion_opd.provenance.environment import installed_versions
 from keras_diffusion_opd.provenance.records import header, open_record, take_keys
 
 _KEYS = ("method", "parents", "hyperparameters", "data", "seed", "versions", "metadata")
+_CHANGE = ("name", "before", "after", "updates")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +60,8 @@ class Recipe:
         seed: the seed of the run, or None where there was none.
         versions: of the libraries, by name; those installed, if not given.
         metadata: whatever else the user wants to keep: JSON values by name, but for reserved names.
+        allowed: changes of a setting while the model was made, each that the user allowed by name: mappings of
+            `name`, `before`, `after` and `updates`.
 
     Raises:
         TypeError: a setting that is no JSON value, or a key that is no string; the message names its place.
@@ -85,6 +88,7 @@ class Recipe:
     seed: int | None = None
     versions: Mapping[str, str] = dataclasses.field(default_factory=installed_versions)
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    allowed: Sequence[Mapping[str, Any]] = ()
 
     def __post_init__(self) -> None:
         _require_text(self.method, "method")
@@ -100,6 +104,8 @@ class Recipe:
             if not isinstance(value, Mapping):
                 raise TypeError(f"`{field}` must be a mapping. Received {type(value).__name__}.")
             object.__setattr__(self, field, plain_json(value, name=field, reserved=reserved))
+        changes = [take_keys(change, "change in `allowed`", _CHANGE) for change in self.allowed]
+        object.__setattr__(self, "allowed", tuple(plain_json(changes, name="allowed")))
 
     @property
     def digest(self) -> str:
@@ -110,12 +116,13 @@ class Recipe:
         """The recipe as JSON values."""
         parents = [dataclasses.asdict(parent) for parent in self.parents]
         fields = {name: plain_json(getattr(self, name)) for name in _KEYS if name != "parents"}
-        return {**header("recipe"), **fields, "parents": parents}
+        allowed = {"allowed": list(self.allowed)} if self.allowed else {}
+        return {**header("recipe"), **fields, "parents": parents, **allowed}
 
     @classmethod
     def from_json(cls, value: Any) -> "Recipe":
         """The recipe that `to_json` wrote; a ValueError names what does not belong."""
-        fields = open_record(value, "recipe", _KEYS)
+        fields = open_record(value, "recipe", _KEYS, ("allowed",))
         parents = fields.pop("parents")
         if not isinstance(parents, list):
             raise ValueError(f"`parents` must be a list. Received {type(parents).__name__}.")

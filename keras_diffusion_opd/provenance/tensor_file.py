@@ -6,7 +6,7 @@ The `safetensors` package writes and reads the same bytes; its functions for Num
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,12 @@ _CODES = {
 _BYTES = {code: int(digits[0]) // 8 for code in _CODES.values() if (digits := re.findall(r"\d+", code))} | {"BOOL": 1}
 
 
-def packed(arrays: dict[str, np.ndarray]) -> bytes:
-    """Arrays by name as the content of a safetensors file, in the order given."""
-    little = (np.ascontiguousarray(a).astype(a.dtype.newbyteorder("<"), copy=False) for a in arrays.values())
-    return b"".join([tensor_header(_forms(arrays)), *(array.tobytes() for array in little)])
+def chunks(arrays: dict[str, np.ndarray]) -> Iterator[Any]:
+    """Arrays by name as the content of a safetensors file, in the order given: piece by piece and without a copy."""
+    yield tensor_header(_forms(arrays))
+    for array in arrays.values():
+        little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
+        yield little.reshape(-1).view(np.uint8).data
 
 
 def tensor_header(forms: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:

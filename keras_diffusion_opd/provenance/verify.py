@@ -3,7 +3,16 @@
 import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
+from keras_diffusion_opd.provenance.checkpoints import (
+    CHECKPOINT_RECORD,
+    chain_problems,
+    checkpoint_lineage,
+    checkpoint_problems,
+    places,
+    read_checkpoint_record,
+)
 from keras_diffusion_opd.provenance.files import read_json
 from keras_diffusion_opd.provenance.lineage import Lineage
 from keras_diffusion_opd.provenance.records import header
@@ -22,9 +31,10 @@ class Verified:
 
     Args:
         path: the file.
-        kind: "run_record", "lineage" or "teacher_store"; None if the file does not say.
-        record: what it holds, or None if it cannot be read.
+        kind: "run_record", "lineage", "checkpoint" or "teacher_store"; None if the file does not say.
+        record: what it holds (of a checkpoint its lineage), or None if it cannot be read.
         problems: one sentence for each thing that does not hold.
+        digest: of the record of a checkpoint.
 
     Example:
         >>> import keras_diffusion_opd as kdo
@@ -38,13 +48,14 @@ class Verified:
     kind: str | None
     record: RunRecord | Lineage | Manifest | None
     problems: list[str]
+    digest: str | None = None
 
 
 def record_files(path: str | os.PathLike[str]) -> list[Path]:
     """The files of records at `path`.
 
     Args:
-        path: a file, or a directory with `run.json` or `lineage.json`, or of a teacher store.
+        path: a file; a directory with `run.json` or `lineage.json`; a checkpoint, or a directory of them; a store.
 
     Returns:
         At least one path.
@@ -60,12 +71,16 @@ def record_files(path: str | os.PathLike[str]) -> list[Path]:
     """
     path = Path(path)
     if path.is_dir():
-        found = [path / name for name in RECORD_NAMES if (path / name).is_file()]
+        names = (*RECORD_NAMES, CHECKPOINT_RECORD)
+        found = [path / name for name in names if (path / name).is_file()]
+        found += [place.path / CHECKPOINT_RECORD for place in places(path)]
         if any(_of_a_store(inside.name) for inside in path.iterdir()):
             found.append(path / MANIFEST)  # even if it is missing: that is what has to be told
         if not found:
-            names = ", ".join(RECORD_NAMES)
-            raise FileNotFoundError(f"`path` must hold {names} or {MANIFEST}. The directory {path} holds none of them.")
+            listed = ", ".join((*names, MANIFEST))
+            raise FileNotFoundError(
+                f"`path` must hold {listed} or checkpoints. The directory {path} holds none of them."
+            )
         return found
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be a record or a directory with one. {path} does not exist.")
@@ -76,7 +91,7 @@ def verify_path(path: str | os.PathLike[str]) -> list[Verified]:
     """Recompute every digest of the records at `path`.
 
     Args:
-        path: a file, or a directory with `run.json` or `lineage.json`, or of a teacher store.
+        path: a file; a directory with `run.json` or `lineage.json`; a checkpoint, or a directory of them; a store.
 
     Returns:
         One entry for each record.
@@ -90,7 +105,28 @@ def verify_path(path: str | os.PathLike[str]) -> list[Verified]:
         >>> kdo.provenance.verify_path("run.json")[0].problems
         ["`format` must be one of ['keras_diffusion_opd/run_record', ...]. Received 'something else'."]
     """
-    return [_verify_file(file) for file in record_files(path)]
+    found, older = [], None
+    for file in record_files(path):
+        if file.name == CHECKPOINT_RECORD:
+            verified, older = _verify_checkpoint(file, older)
+        else:
+            verified = _verify_file(file)
+        found.append(verified)
+    return found
+
+
+def _verify_checkpoint(file: Path, older: Any) -> tuple[Verified, Any]:
+    """What holds of one checkpoint, and its record, which the next one is chained to."""
+    try:
+        record = read_checkpoint_record(file.parent)
+    except (ValueError, TypeError, OSError) as error:
+        return Verified(file, "checkpoint", None, [str(error)]), None
+    problems = [*checkpoint_problems(file.parent, record), *chain_problems(record, older)]
+    try:
+        lineage = checkpoint_lineage(record)
+    except (ValueError, TypeError):
+        lineage = None  # one of the problems says so
+    return Verified(file, "checkpoint", lineage, problems, record["digest"]), record
 
 
 def _of_a_store(name: str) -> bool:

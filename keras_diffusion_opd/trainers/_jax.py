@@ -1,5 +1,6 @@
 """JAX: differentiate with `jax.grad`, compile with `jax.jit`, state as arguments. See `window.py`."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -165,10 +166,10 @@ class BackendWindow:
         self.window_done(bool(moved))
         return logs
 
-    def pass_over(self, state: Any, iterator: Iterator[Any]) -> Any:
+    def pass_over(self, logs: Any, state: Any, iterator: Iterator[Any]) -> Any:
         """In place of `train_function` for a window that was done before: draws its batches, nothing else."""
-        _Keeper(state).guard(self, lambda: [next(iterator) for _ in range(self.steps_per_execution)])
-        return {}, state
+        _Keeper(state).guard(self, lambda: list(itertools.islice(iterator, self.steps_per_execution)))
+        return logs, state
 
     def make_test_function(self, force: bool = False) -> None:
         """Build `test_function(state, iterator) -> (logs, state)`."""

@@ -126,12 +126,12 @@ class BackendWindow:
         self.window_done(bool(moved.numpy()))
         return logs
 
-    def pass_over(self, iterator: Any) -> Any:
+    def pass_over(self, logs: Any, iterator: Any) -> Any:
         """In place of `train_function` for a window that was done before: draws its batches, nothing else."""
         batches = _draw(iterator)
         for _ in range(self.steps_per_execution):
-            next(batches)
-        return {}
+            next(batches, None)
+        return logs
 
     def make_test_function(self, force: bool = False) -> None:
         """Build `test_function(iterator) -> logs`."""

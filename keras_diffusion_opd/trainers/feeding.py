@@ -9,6 +9,7 @@ from keras_diffusion_opd import backend
 from keras_diffusion_opd.data.arrays import is_array
 from keras_diffusion_opd.data.dataset import PreparedDataset
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
+from keras_diffusion_opd.trainers.stateful_iterator import StatefulIterator, is_stateful
 
 
 class Feed(NamedTuple):
@@ -17,6 +18,7 @@ class Feed(NamedTuple):
     x: Any
     dataset: PreparedDataset | None = None  # that wants to know epoch and policy version
     ordered: bool = False  # it decides on its own order
+    iterator: StatefulIterator | None = None  # that can be put back where it was
 
 
 def feed(
@@ -46,6 +48,9 @@ def feed(
         return Feed(x)
     if origin.startswith("grain") and hasattr(x, "map"):
         return Feed(x.map(as_fit))
+    if is_stateful(x):
+        stateful = StatefulIterator(x, as_fit)
+        return Feed((item for item in stateful), iterator=stateful)  # Keras takes generators, not iterators
     if isinstance(x, Iterator):
         return Feed(as_fit(item) for item in x)
     if isinstance(x, Iterable) and hasattr(x, "__len__") and not (isinstance(x, dict | str | Sequence) or is_array(x)):
@@ -182,5 +187,27 @@ class DatasetClock(keras.callbacks.Callback):
             logs["staleness"] = staleness
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Tell the version."""
+        """Count the ages of the window's batches, and tell the new version."""
+        self.dataset.used.trained(batch + 1, self.dataset.policy_version)
         self.dataset.policy_version = self.model.policy_version
+
+
+class IteratorClock(keras.callbacks.Callback):
+    """Tells a `StatefulIterator` how many of its items have been trained on."""
+
+    def __init__(self, iterator: StatefulIterator) -> None:
+        super().__init__()
+        self.iterator, self._done = iterator, 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Count from 0."""
+        self._done = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """The window has ended."""
+        self.iterator.trained(batch + 1 - self._done)
+        self._done = batch + 1
+
+    def resume_at(self, batch: int) -> None:
+        """`batch` items of this epoch were trained on in an earlier run."""
+        self._done = batch

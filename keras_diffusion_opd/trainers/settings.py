@@ -4,7 +4,9 @@ from typing import Any
 
 import keras
 
-from keras_diffusion_opd.provenance import plain_json
+from keras_diffusion_opd.provenance import canonical_json, plain_json, text_digest
+
+_NO_PART = ("shared_object_id", "compile_config")  # of a model: the student's own compile() is not used
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
@@ -28,6 +30,45 @@ def config_of(value: Any) -> Any:
         return {"name": name, "config": _unnamed(plain_json(value.get_config()))}
     except (AttributeError, TypeError, ValueError, NotImplementedError):
         return {"name": name, "config": None}
+
+
+def architecture_digest(model: Any) -> str | None:
+    """The identity of a model's configuration; None for one that does not serialise.
+
+    Names do not count, since Keras numbers layers by what the process has made before: each is replaced by
+    its place among the names. Those of dtype policies are no names, and do count.
+    """
+    try:
+        config = plain_json(keras.saving.serialize_keras_object(model))
+    except (AttributeError, TypeError, ValueError, NotImplementedError):
+        return None
+    names: dict[str, str] = {}
+    _collect(config, names)
+    return text_digest(canonical_json(_renamed(config, names)))
+
+
+def _collect(config: Any, names: dict[str, str]) -> None:
+    if isinstance(config, dict):
+        if config.get("class_name") == "DTypePolicy":
+            return
+        name = config.get("name")
+        if isinstance(name, str):
+            names.setdefault(name, f"#{len(names)}")
+        for value in config.values():
+            _collect(value, names)
+    elif isinstance(config, list):
+        for value in config:
+            _collect(value, names)
+
+
+def _renamed(config: Any, names: dict[str, str]) -> Any:
+    if isinstance(config, dict):
+        if config.get("class_name") == "DTypePolicy":
+            return config
+        return {key: _renamed(value, names) for key, value in config.items() if key not in _NO_PART}
+    if isinstance(config, list):
+        return [_renamed(value, names) for value in config]
+    return names.get(config, config) if isinstance(config, str) else config
 
 
 def _unnamed(config: Any) -> Any:

@@ -20,17 +20,18 @@ from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.violations import violations
 from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
 from keras_diffusion_opd.trainers.compiling import check_optimizer, optimizer_from, refuse_compile_arguments
-from keras_diffusion_opd.trainers.continuation import Continuation, ContinuedCallbacks, PassingOver
+from keras_diffusion_opd.trainers.continuation import Continuation, ContinuedCallbacks, PassingOver, data_state_of
 from keras_diffusion_opd.trainers.feeding import (
     DatasetClock,
     Feed,
+    IteratorClock,
     feed,
     refuse_fit_arguments,
     refuse_second_walk,
     single,
 )
 from keras_diffusion_opd.trainers.metric_set import MetricSet, as_list
-from keras_diffusion_opd.trainers.settings import settings_of
+from keras_diffusion_opd.trainers.settings import architecture_digest, settings_of
 from keras_diffusion_opd.validation import positive_int
 
 if backend.BACKEND == "jax":
@@ -52,7 +53,10 @@ class WindowTrainer(BackendWindow, keras.Model):
     loss: Any
     #: What `call` is given beside inputs and training flag where a loss is to be computed.
     call_arguments: Mapping[str, Any] = MappingProxyType({})
-    _dataset: PreparedDataset | None = None
+    resumed: Any = None  # where an earlier run was that this one continues: the record of its checkpoint
+    _feed: Feed | None = None  # inside of `fit`
+    _steps: int | None = None
+    _architecture: str | None = None
     _continuation: Continuation | None = None
     _training = False  # inside of `fit`
     _policy_version = 0
@@ -103,6 +107,8 @@ class WindowTrainer(BackendWindow, keras.Model):
         self._loss_tracker = None  # Keras's own "loss" weighs batches by their number of rows
         self._metric_set = metric_set
         self._policy_version = 0
+        self.resumed = self._architecture = self._continuation = None
+        self._after_fit: list[Callable[[], None]] = []
         self.on_empty = on_empty
         self.accumulation_steps = accumulation_steps
         # Taken now: a callback may change the learning rate, which then is part of the optimizer's state.
@@ -140,13 +146,23 @@ class WindowTrainer(BackendWindow, keras.Model):
 
     @property
     def training_settings(self) -> dict[str, Any]:
-        """Loss, optimizer and window as they were at `compile`: JSON values, for records and comparisons."""
-        return dict(self._training_settings)
+        """Student, loss, optimizer and window as they were at `compile`: JSON values, for records and comparisons."""
+        if self._architecture is None:
+            self._architecture = architecture_digest(self.student)
+        return {"architecture": self._architecture, **self._training_settings}
 
     @property
     def dataset(self) -> PreparedDataset | None:
         """The `PreparedDataset` that `fit` is reading; None outside of `fit`, or when it reads something else."""
-        return self._dataset
+        return None if self._feed is None else self._feed.dataset
+
+    def data_state(self) -> dict[str, Any]:
+        """Inside of `fit`: where its data are, as JSON values. `continue_from` takes it."""
+        return {"kind": "other"} if self._feed is None else data_state_of(self._feed, self._steps)
+
+    def after_fit(self, function: Callable[[], None]) -> None:
+        """Have `function` called when the present `fit` ends, in whatever way: callbacks give back what they took."""
+        self._after_fit.append(function)
 
     # ---- fit, evaluate -------------------------------------------------------------------------------
 
@@ -190,19 +206,35 @@ class WindowTrainer(BackendWindow, keras.Model):
         check_optimizer(self)
         self._continue(fed, arguments)
         refuse_second_walk(x, arguments)
-        self._dataset, self._training = fed.dataset, True
+        self._feed, self._steps, self._training = fed, steps, True
         try:
             return super().fit(fed.x, **arguments)
         finally:
-            self._dataset, self._training = None, False
+            self._feed, self._training = None, False
             if isinstance(self.train_function, PassingOver):
                 self.train_function = self.train_function.trains
             if fed.dataset is not None:
                 fed.dataset.start_at(0)
+            self._call_after_fit()
 
-    def continue_from(self, *, epoch: int, batch: int, metric_sums: Any, dataset: Any) -> None:
-        """Have the next `fit` begin there: see `Continuation`. The variables have been put back already."""
-        self._continuation = Continuation(epoch, batch, metric_sums, dataset)
+    def _call_after_fit(self) -> None:
+        """Every function, whatever another one raises."""
+        if self._after_fit:
+            function = self._after_fit.pop()
+            try:
+                function()
+            finally:
+                self._call_after_fit()
+
+    def continue_from(self, resumed: Any = None, **continuation: Any) -> None:
+        """Have the next `fit` begin there. The variables have been put back already.
+
+        Args:
+            resumed: the record of the earlier run, for callbacks.
+            **continuation: of `Continuation`.
+        """
+        self._continuation = Continuation(**continuation)
+        self.resumed = resumed
         self._count_updates()
 
     def continued(self) -> None:
@@ -214,20 +246,23 @@ class WindowTrainer(BackendWindow, keras.Model):
         continuation = self._continuation
         if continuation is None:
             return
-        continuation.check(fed.dataset, arguments)
-        if fed.dataset is not None:
-            arguments["callbacks"] = ContinuedCallbacks(continuation, self, fed.dataset, arguments)
+        continuation.check(fed, arguments)
+        continuation.put_back(fed)
+        if fed.dataset is not None or fed.iterator is not None:
+            arguments["callbacks"] = ContinuedCallbacks(continuation, self, fed, arguments)
         self.make_train_function()
-        self.train_function: Any = PassingOver(self, continuation.batch // self.accumulation_steps)
+        self.train_function: Any = PassingOver(self, -(-continuation.batch // self.accumulation_steps))
 
     def _adopt(self, fed: Feed, arguments: dict[str, Any]) -> None:
         """Give the dataset its clock; datasets that order themselves are not shuffled a second time."""
         if fed.ordered:
             arguments["shuffle"] = False
         callbacks = arguments.get("callbacks") or []
-        if fed.dataset is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
+        clocks: list[Any] = [] if fed.dataset is None else [DatasetClock(fed.dataset)]
+        clocks += [] if fed.iterator is None else [IteratorClock(fed.iterator)]
+        if clocks and not isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-            arguments["callbacks"] = [DatasetClock(fed.dataset), *callbacks]
+            arguments["callbacks"] = [*clocks, *callbacks]
 
     def evaluate(self, x: Any = None, y: Any = None, **arguments: Any) -> Any:
         """`keras.Model.evaluate`: exact over the whole dataset, without dropout. Takes what `fit` takes."""

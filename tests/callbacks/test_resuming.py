@@ -266,7 +266,7 @@ def swap(path):
         ),
         (lambda path: rewrite(path, {**read(path), "student": "0" * 64}), "another student than the record says"),
         (lambda path: rewrite(path, {**read(path), "surprise": 1}), r"is damaged: .*unknown: \['surprise'\]"),
-        (lambda path: (path / "checkpoint.json").write_text("{}"), "must be a record of format"),
+        (lambda path: (path / "checkpoint.json").write_text("{}"), "`format` must be"),
     ],
 )
 def test_damaged_checkpoint_is_refused_by_name_and_nothing_is_changed(damage, phrase, checkpoint, tmp_path):
@@ -293,7 +293,7 @@ def checkpoint(tmp_path_factory):
         ({"initial_epoch": 1}, "`initial_epoch` must be 0, where the resumed run stopped. Received 1"),
         ({"steps_per_epoch": 3}, "`steps_per_epoch` must be None in a run that is resumed"),
         ({"dataset": "reseeded"}, "`x` must be the dataset .* `dataset.seed`: 5 in the checkpoint, 6 here"),
-        ({"dataset": "generator"}, "`x` must be the PreparedDataset of the run"),
+        ({"dataset": "generator", "epochs": 1}, "`x` must be the PreparedDataset"),
     ],
 )
 def test_fit_that_would_not_go_on_is_refused_and_may_be_called_again(arguments, phrase, checkpoint, tmp_path):
@@ -310,43 +310,6 @@ def test_fit_that_would_not_go_on_is_refused_and_may_be_called_again(arguments, 
     assert same_bits(weights_of(trainer), before)
     fit(trainer, tmp_path, epochs=1)
     assert trainer.policy_version == 3
-
-
-def test_on_policy_batches_are_rolled_out_again_at_an_epochs_begin_and_never_within(tmp_path):
-    def rollout(student, version):
-        stamp = kdo.data.Stamp(policy_version=version)
-        return [
-            kdo.data.PreparedBatch.create(
-                model_inputs=b.model_inputs,
-                target_ids=b.target_ids,
-                loss_weights=b.loss_weights,
-                teacher=b.teacher,
-                stamp=stamp,
-            )
-            for b in make_batches([(2, 6)] * 4, seed=version)
-        ]
-
-    def train(directory, trainer, *callbacks, every=None, **arguments):
-        dataset = kdo.data.PreparedDataset(rollout(None, 0))
-        refresh = kdo.callbacks.RolloutRefresh(dataset, rollout)
-        checkpoint = kdo.callbacks.ProvenanceCheckpoint(directory, every=every)
-        callbacks = [refresh, checkpoint, *callbacks]
-        trainer.fit(dataset, epochs=3, verbose=0, callbacks=callbacks, **arguments)
-
-    whole, trainer = make_all(), make_all()
-    train(tmp_path / "whole", whole)
-    with pytest.raises(KilledError):
-        train(tmp_path / "epochs", make_all(), KillAfter(5))
-    assert kdo.callbacks.resume(trainer, tmp_path / "epochs").epoch == 2
-    train(tmp_path / "epochs", trainer, initial_epoch=2)
-    assert same_bits(state_of(trainer), state_of(whole))
-    for windows, epoch in ((1, 0), (3, 1)):
-        directory, trainer = tmp_path / f"within-{epoch}", make_all()
-        with pytest.raises(KilledError):
-            train(directory, make_all(), KillAfter(windows), every=1)
-        assert kdo.callbacks.resume(trainer, directory).batch == 3
-        with pytest.raises(ValueError, match="Resume from a checkpoint of an epoch's end"):
-            train(directory, trainer, initial_epoch=epoch)
 
 
 def test_resume_needs_a_checkpoint_and_a_trainer_that_is_ready(tmp_path):

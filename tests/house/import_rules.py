@@ -47,7 +47,7 @@ BACKEND_FILES = {"jax": "_jax.py", "tensorflow": "_tensorflow.py", "torch": "_to
 FRUGAL = {"provenance": {"numpy"}, "cli": set(), "__main__": set(), "version": set()}
 
 # Distributions whose import name is not their own name with underscores.
-DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "orbax": "orbax-checkpoint"}
 
 
 @dataclasses.dataclass(frozen=True)

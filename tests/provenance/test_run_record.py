@@ -156,7 +156,7 @@ def test_directory_with_record_and_lineage_gives_both(folder: Path) -> None:
 
 
 def test_path_without_record_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"must hold run.json, lineage.json or store.json. .* holds none"):
+    with pytest.raises(FileNotFoundError, match=r"must hold run.json, lineage.json, .* holds none"):
         verify_path(tmp_path)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         verify_path(tmp_path / "none.json")

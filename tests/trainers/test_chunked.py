@@ -90,7 +90,7 @@ def test_violations_name_the_place_and_nothing_moves():
     batch.teacher.hidden[row, position] = np.nan
     trainer = make_trainer(loss=chunked())
     before = weights_of(trainer.student)
-    with pytest.raises(ValueError, match=rf"active teacher targets.*row {row}, position {position}"):
+    with pytest.raises(ValueError, match=rf"active teacher hidden must be finite.*row {row}, position {position}"):
         trainer.fit(iter([batch.as_fit()]), steps_per_epoch=1, verbose=0)
     assert same_bits(before, weights_of(trainer.student))
 

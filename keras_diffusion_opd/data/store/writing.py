@@ -171,7 +171,7 @@ class StoreWriter:
         for name, where in targets.faults(self.packing.vocabulary_size).items():
             wrong = np.argwhere(np.asarray(where) & active)
             if len(wrong):
-                what = getattr(targets, "FAULTS", {}).get(name, name)
+                what = fault_message(name, self.packing.vocabulary_size)
                 raise ValueError(f"{what} (row {wrong[0][0]}, position {wrong[0][1]}).")
         largest = np.max(source["target_ids"], where=active, initial=0)
         if largest >= self.packing.vocabulary_size:

@@ -9,6 +9,7 @@ import keras
 from keras_diffusion_opd.backend import BACKEND
 from keras_diffusion_opd.data.stamp import Stamp
 from keras_diffusion_opd.demos.tokens.batches import Rollouts, digit_corruption, noting
+from keras_diffusion_opd.demos.tokens.checkpoints import checkpoint_of
 from keras_diffusion_opd.demos.tokens.digits import Scans, load_scans
 from keras_diffusion_opd.demos.tokens.evaluation import Examiner
 from keras_diffusion_opd.demos.tokens.examination import Examination
@@ -18,7 +19,7 @@ from keras_diffusion_opd.demos.tokens.training import Course, Trained, denoiser
 from keras_diffusion_opd.losses import DistillationLoss, TokenCrossEntropyLoss
 from keras_diffusion_opd.models.teacher_scorer import TeacherScorer
 from keras_diffusion_opd.models.token_denoiser import TokenDenoiser
-from keras_diffusion_opd.provenance import RunRecord, digest
+from keras_diffusion_opd.provenance import Parent, RunRecord, digest
 
 HARD, DISTILLED, ON_POLICY, MIXTURE = "hard labels", "distilled", "on-policy", "mixture"
 STUDENTS = (HARD, DISTILLED, ON_POLICY, MIXTURE)
@@ -78,7 +79,8 @@ def _teach(settings: Settings, training: Scans) -> tuple[Trained, TokenDenoiser]
     model = denoiser(settings.teacher, "teacher")
     course = Course(model, TokenCrossEntropyLoss(), settings.teacher, settings.epochs)
     rollouts = Rollouts(settings.seed_of("teacher masks"), course.updates_per_epoch, settings.batch_size)
-    return course.train("teacher", model.get_weights(), rollouts.mixing(training, 0.0)), model
+    checkpoint = checkpoint_of(settings.out, "teacher")
+    return course.train("teacher", model.get_weights(), rollouts.mixing(training, 0.0), checkpoint=checkpoint), model
 
 
 def _train_students(
@@ -115,8 +117,16 @@ def _train_students(
         ON_POLICY: (soft, own(ON_POLICY, None, 1.0)),
         MIXTURE: (soft, own(MIXTURE, training, 0.5)),
     }
+    began = [Parent("student", "students at the start", digest(start))]
+    taught = [*began, Parent("teacher", "teacher", digest(teacher.model))]
     return {
-        name: course.train(f"student, {name}", start, rollout, watch=held_out_kl)
+        name: course.train(
+            f"student, {name}",
+            start,
+            rollout,
+            watch=held_out_kl,
+            checkpoint=checkpoint_of(settings.out, name, began if name == HARD else taught),
+        )
         for name, (course, rollout) in courses.items()
     }
 

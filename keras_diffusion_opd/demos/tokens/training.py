@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_diffusion_opd.callbacks import RolloutRefresh
+from keras_diffusion_opd.callbacks import ProvenanceCheckpoint, RolloutRefresh
 from keras_diffusion_opd.data.dataset import PreparedDataset
 from keras_diffusion_opd.demos.tokens.batches import Rollout
 from keras_diffusion_opd.demos.tokens.digits import CLASSES, LEVELS, PIXELS
@@ -75,7 +75,12 @@ class Course:
         return self.network.updates // self.epochs
 
     def train(
-        self, title: str, start: list[np.ndarray], rollout: Rollout, watch: Callable[[], float] | None = None
+        self,
+        title: str,
+        start: list[np.ndarray],
+        rollout: Rollout,
+        watch: Callable[[], float] | None = None,
+        checkpoint: ProvenanceCheckpoint | None = None,
     ) -> Trained:
         """Train from `start`.
 
@@ -84,6 +89,7 @@ class Course:
             start: weights to begin with.
             rollout: gives the batches of each epoch.
             watch: None, or a number to note at the end of every epoch.
+            checkpoint: None, or what saves the run.
         """
         self.model.set_weights(start)
         for variable, value in zip(self.trainer.optimizer.variables, self._fresh, strict=True):
@@ -97,7 +103,12 @@ class Course:
                 dataset,
                 epochs=self.epochs,
                 verbose=0,
-                callbacks=[RolloutRefresh(dataset, rollout), curve, FitProgress(bar)],
+                callbacks=[
+                    RolloutRefresh(dataset, rollout),
+                    curve,
+                    FitProgress(bar),
+                    *([] if checkpoint is None else [checkpoint]),
+                ],
             )
         seconds = time.monotonic() - before - curve.seconds
         return Trained(self.model.get_weights(), seconds, curve.points)

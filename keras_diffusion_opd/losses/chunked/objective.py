@@ -96,6 +96,8 @@ class Objective(NamedTuple):
         fault = ops.zeros_like(active, "int32")
         names = list(fault_messages())
         for name, where in teacher.faults(self.head.ids).items():
+            if isinstance(self.teacher, HiddenTargets):
+                name = "hidden_finite"  # what the logits were made from is what is wrong
             number = 1 + names.index(name if name in names else "teacher_finite")
             fault = ops.where(ops.logical_and(active, where), number, fault)
         return teacher, fault

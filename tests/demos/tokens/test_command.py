@@ -4,7 +4,7 @@ import keras
 import pytest
 
 from keras_diffusion_opd.demos.tokens import main
-from keras_diffusion_opd.provenance import RunRecord, digest
+from keras_diffusion_opd.provenance import RunRecord, digest, verify_path
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +16,7 @@ def finished(tmp_path_factory):
 
 def test_the_run_leaves_a_picture_a_report_a_record_and_models(finished):
     assert sorted(path.name for path in finished.iterdir()) == [
+        "checkpoints",
         "distilled.keras",
         "report.md",
         "report.png",
@@ -46,6 +47,21 @@ def test_the_models_are_those_of_the_record(finished):
     for file, name in (("teacher.keras", "teacher"), ("distilled.keras", "distilled")):
         model = keras.models.load_model(finished / file)
         assert digest(model) == record.digests[name]
+
+
+def test_every_training_leaves_a_checkpoint_that_holds_and_names_its_parents(finished):
+    record = RunRecord.load(finished / "run.json")
+    found = {}
+    for directory in (finished / "checkpoints").iterdir():
+        (checkpoint,) = verify_path(directory)
+        assert checkpoint.problems == []
+        found[directory.name] = link = checkpoint.record.links[-1]
+        assert link.model == record.digests[link.name]
+    assert set(found) == {"teacher", "hard-labels", "distilled", "on-policy", "mixture"}
+    parents = {parent.role: parent.digest for parent in found["distilled"].recipe.parents}
+    assert parents == {
+        name: record.digests[of] for name, of in (("student", "students at the start"), ("teacher", "teacher"))
+    }
 
 
 def test_help_says_what_it_does(capsys):
