@@ -6,6 +6,8 @@
 - `compiled(function, models)`: `function` compiled for inference; the weights of `models` are arguments
   of the compiled program, so that an update of the weights is seen and never retraces.
 - `float64_enabled()`: whether float64 stays float64.
+- `is_traced(x)`: whether `x` belongs to a program that is being made, which would keep other arrays as constants.
+- `is_argument(variable)`: whether a program that is being made reads the variable anew each time it runs.
 """
 
 import contextlib
@@ -19,11 +21,32 @@ import numpy as np
 BACKEND: str = keras.backend.backend()
 
 if BACKEND == "jax":
-    from keras_diffusion_opd.backend._jax import compiled, float64_enabled, read_values, register_pytree
+    from keras_diffusion_opd.backend._jax import (
+        compiled,
+        float64_enabled,
+        is_argument,
+        is_traced,
+        read_values,
+        register_pytree,
+    )
 elif BACKEND == "tensorflow":
-    from keras_diffusion_opd.backend._tensorflow import compiled, float64_enabled, read_values, register_pytree
+    from keras_diffusion_opd.backend._tensorflow import (
+        compiled,
+        float64_enabled,
+        is_argument,
+        is_traced,
+        read_values,
+        register_pytree,
+    )
 elif BACKEND == "torch":
-    from keras_diffusion_opd.backend._torch import compiled, float64_enabled, read_values, register_pytree
+    from keras_diffusion_opd.backend._torch import (
+        compiled,
+        float64_enabled,
+        is_argument,
+        is_traced,
+        read_values,
+        register_pytree,
+    )
 else:
     raise ImportError(
         f"keras_diffusion_opd needs a backend that can train: jax, tensorflow or torch. Received {BACKEND!r}. "
@@ -48,4 +71,13 @@ def values_hidden() -> Iterator[None]:
         _hidden.reset(token)
 
 
-__all__ = ["BACKEND", "compiled", "concrete", "float64_enabled", "register_pytree", "values_hidden"]
+__all__ = [
+    "BACKEND",
+    "compiled",
+    "concrete",
+    "float64_enabled",
+    "is_argument",
+    "is_traced",
+    "register_pytree",
+    "values_hidden",
+]
