@@ -1,5 +1,6 @@
 """`AdaptedModel`: a base with adapters as one Keras model, for `predict`, `fit` and the trainers."""
 
+import dataclasses
 import weakref
 from typing import Any
 
@@ -8,7 +9,6 @@ import numpy as np
 from keras import ops
 
 from keras_diffusion_opd.adapters.adapter import Adapter
-from keras_diffusion_opd.adapters.adapter_part import AdapterPart
 from keras_diffusion_opd.adapters.bank import AdapterBank
 from keras_diffusion_opd.adapters.base_matrix import to_numpy
 from keras_diffusion_opd.adapters.selection import Selection
@@ -158,7 +158,7 @@ class AdaptedModel(keras.Model):
         parts = {}
         for (path, part), site in zip(self._beginning.parts.items(), self.trained_sites, strict=True):
             values = [None if v is None else to_numpy(v.value) for v in (site.a, site.b, site.magnitude)]
-            parts[path] = AdapterPart(values[0], values[1], part.alpha, part.rslora, values[2])  # type: ignore[arg-type]
+            parts[path] = dataclasses.replace(part, a=values[0], b=values[1], magnitude=values[2])
         return Adapter(name or self._beginning.name, parts, base_digest=self.bank.base_digest, recipe=recipe)
 
     # What the base's variables are marked as does not matter here.

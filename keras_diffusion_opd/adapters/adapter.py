@@ -110,7 +110,9 @@ class Adapter:
             given = alphas.get(path) if alphas is not None else alpha
             given = a.shape[-1] if given is None else given
             with _naming(path):
-                parts[path] = AdapterPart(a.reshape(-1, a.shape[-1]), b, given, rslora, lengths.pop(path, None))
+                parts[path] = AdapterPart(
+                    a.reshape(-1, a.shape[-1]), b, given, rslora, lengths.pop(path, None), paths.form(path)
+                )
         unmatched = sorted([*lengths, *(set(alphas or {}) - set(parts))])
         if unmatched:
             raise ValueError(f"`alpha` and `magnitude` name layers without arrays: {unmatched}.")
@@ -170,7 +172,7 @@ class Adapter:
                 from keras_diffusion_opd.adapters.base_matrix import base_matrix
 
                 length = np.linalg.norm(base_matrix(layers[path], geometry), axis=0).astype("float32")
-            parts[path] = AdapterPart(a, b, given, rslora, length)
+            parts[path] = AdapterPart(a, b, given, rslora, length, geometry.form)
         return cls(name, parts, base_digest=digest(model))
 
     @classmethod
@@ -211,7 +213,14 @@ class Adapter:
         from keras_diffusion_opd.adapters.formats import load_adapter
 
         return load_adapter(
-            path, model, name=name, format=format, key_map=key_map, strict=strict, max_rank=max_rank, max_bytes=max_bytes
+            path,
+            model,
+            name=name,
+            format=format,
+            key_map=key_map,
+            strict=strict,
+            max_rank=max_rank,
+            max_bytes=max_bytes,
         )
 
     def save(
@@ -274,7 +283,8 @@ class _Paths:
 
     def __init__(self, model: Any) -> None:
         self._first = {alias: first for first, aliases in layer_paths(model).items() for alias in aliases}
-        self._layers = {id(layer): path for path, layer in layers_by_path(model).items()}
+        self._by_path = layers_by_path(model)
+        self._layers = {id(layer): path for path, layer in self._by_path.items()}
 
     def of(self, key: Any) -> str:
         found = self._first.get(key) if isinstance(key, str) else self._layers.get(id(key))
@@ -284,6 +294,9 @@ class _Paths:
                 f"It has {', '.join(list(self._layers.values())[:6]) or 'none'}, ..."
             )
         return found
+
+    def form(self, path: str) -> str:
+        return geometry_of(self._by_path[path]).form
 
 
 class _naming:  # noqa: N801

@@ -21,6 +21,8 @@ class AdapterPart:
         alpha: float; the scale is alpha / r, or alpha / sqrt(r) with `rslora`.
         rslora: bool, see Kalajdzievski, "A Rank Stabilization Scaling Factor", 2023, arXiv:2312.03732.
         magnitude: None, or float (out,): DoRA's length of each column.
+        form: of the layer, for files: "linear", "embedding", "conv:3x3" (the kernel's taps) or "grouped". Not part
+            of the identity.
 
     Raises:
         ValueError: shapes that do not go together, a dtype that is not floating, or a number that is not finite.
@@ -41,6 +43,7 @@ class AdapterPart:
     alpha: float
     rslora: bool = False
     magnitude: np.ndarray | None = None
+    form: str = "linear"
 
     def __post_init__(self) -> None:
         for field in ("a", "b", "magnitude"):

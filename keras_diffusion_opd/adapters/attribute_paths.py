@@ -16,9 +16,29 @@ from keras_diffusion_opd.layers.site_geometry import ADAPTABLE
 
 # Where Keras and torch keep what is found by its own attribute anyway.
 _INTERNAL = frozenset(
-    "_layers _modules _metrics _losses _operations _nodes _nodes_by_depth _operations_by_depth _functional _tracker "
-    "_inbound_nodes _outbound_nodes _parameters _buffers _seed_generators _trainable_variables "
-    "_non_trainable_variables _input_layers _output_layers _layer_checkpoint_dependencies operations".split()
+    [
+        "_layers",
+        "_modules",
+        "_metrics",
+        "_losses",
+        "_operations",
+        "_nodes",
+        "_nodes_by_depth",
+        "_operations_by_depth",
+        "_functional",
+        "_tracker",
+        "_inbound_nodes",
+        "_outbound_nodes",
+        "_parameters",
+        "_buffers",
+        "_seed_generators",
+        "_trainable_variables",
+        "_non_trainable_variables",
+        "_input_layers",
+        "_output_layers",
+        "_layer_checkpoint_dependencies",
+        "operations",
+    ]
 )
 
 
@@ -69,8 +89,7 @@ def chosen_paths(model: keras.layers.Layer, targets: Any) -> list[str]:
         return found
     if not isinstance(targets, Sequence) or not targets or not all(isinstance(x, str) for x in targets):
         raise TypeError(
-            "`targets` must be a pattern, a list of names, or a predicate (path, layer) -> bool. "
-            f"Received {targets!r}."
+            f"`targets` must be a pattern, a list of names, or a predicate (path, layer) -> bool. Received {targets!r}."
         )
     chosen: set[str] = set()
     for name in targets:
@@ -148,5 +167,3 @@ def _layers_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, dict):
         for key in sorted(value, key=str):
             yield from _layers_in(value[key], f"{path}.{key}")
-
-

@@ -2,21 +2,20 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
-from keras import ops
 
 from keras_diffusion_opd import backend
 from keras_diffusion_opd.adapters.adapter import Adapter
+from keras_diffusion_opd.adapters.admission import check_admission, slot_content
 from keras_diffusion_opd.adapters.attribute_paths import chosen_paths, layers_by_path
-from keras_diffusion_opd.adapters.base_matrix import base_matrix
+from keras_diffusion_opd.adapters.choosing import Choosing
 from keras_diffusion_opd.adapters.fusing import Fusion
-from keras_diffusion_opd.adapters.scope import Scope, Site, entered
+from keras_diffusion_opd.adapters.scope import Scope, Site, entered, scope_of
 from keras_diffusion_opd.adapters.selection import Selection
-from keras_diffusion_opd.adapters.slots import Lease, Resident, SlotTable
+from keras_diffusion_opd.adapters.slots import Resident, SlotTable
 from keras_diffusion_opd.adapters.stack import Stack, as_stack
 from keras_diffusion_opd.layers.banked_site import BankedSite
 from keras_diffusion_opd.layers.site_geometry import geometry_of
@@ -32,7 +31,7 @@ class _Held:
 
 
 @keras.saving.register_keras_serializable(package="keras_diffusion_opd")
-class AdapterBank(keras.layers.Layer):
+class AdapterBank(Choosing, keras.layers.Layer):
     """Adapters that lie ready in slots beside a model, which is not changed: no layer is replaced, no flag set.
 
     The `call` of each target layer is wrapped on the instance. Outside of `scope` it does what it did before.
@@ -153,9 +152,7 @@ class AdapterBank(keras.layers.Layer):
         """The resident adapter of a name; KeyError if there is none."""
         return self._table.find(name).adapter
 
-    def add(
-        self, adapter: Adapter, *, replace: bool = False, evict: bool = False, check_base: bool = True
-    ) -> None:
+    def add(self, adapter: Adapter, *, replace: bool = False, evict: bool = False, check_base: bool = True) -> None:
         """Put an adapter into a slot. Whoever leases a former adapter of that name keeps it until the release.
 
         Args:
@@ -174,7 +171,7 @@ class AdapterBank(keras.layers.Layer):
             raise TypeError(f"`adapter` must be an Adapter. Received {type(adapter).__name__}.")
         with self._guard:
             self._refuse_if_fused("add")
-            self._check(adapter, check_base)
+            check_admission(self, adapter, check_base)
             former = self._table.by_name.get(adapter.name)
             if former is not None and former.adapter.digest == adapter.digest:
                 self._table.find(adapter.name)
@@ -184,7 +181,7 @@ class AdapterBank(keras.layers.Layer):
                     f"The name {adapter.name!r} is taken by an adapter of digest {former.adapter.digest[:12]}. Pass "
                     "replace=True, or give this one another name with `renamed`."
                 )
-            contents = {site.path: self._content(site, adapter) for site in self._sites}
+            contents = {site.path: slot_content(site, adapter) for site in self._sites}
             slot, leaving = self._table.room_for(adapter.name, evict)
             for site in self._sites:
                 site.banked.write(slot, *contents[site.path])
@@ -214,53 +211,9 @@ class AdapterBank(keras.layers.Layer):
             self._base_digest = None
             for resident in self._table:
                 for site in self._sites:
-                    site.banked.write(resident.slot, *self._content(site, resident.adapter))
+                    site.banked.write(resident.slot, *slot_content(site, resident.adapter))
 
     # ---- choosing -----------------------------------------------------------------------------------
-
-    def lease(self, stack: Any) -> Lease:
-        """Pin the adapters of a stack: their slots stay what they are until `release`.
-
-        Args:
-            stack: a `Stack`, a name, a mapping or None.
-
-        Returns:
-            A lease, which `select` takes in place of the stack; a context manager.
-
-        Raises:
-            KeyError: an adapter that is not there.
-            ValueError: more than `max_stack` adapters.
-        """
-        with self._guard:
-            self._refuse_if_fused("lease")
-            return self._leased(self._short(as_stack(stack)))
-
-    def select(self, stacks: Sequence[Any]) -> Selection:
-        """The selection of a batch. It is of the adapters that are resident now: hold leases across changes.
-
-        Args:
-            stacks: one stack or lease for each row.
-
-        Returns:
-            Arrays (batch, max_stack), which `scope` takes.
-
-        Raises:
-            KeyError: an adapter that is not there.
-            ValueError: more than `max_stack` adapters for one row, no rows, or a lease that was released.
-        """
-        if isinstance(stacks, str | Stack | Lease) or not len(stacks):
-            raise ValueError(f"`stacks` must be a list with one stack for each row. Received {stacks!r}.")
-        slots = np.zeros((len(stacks), self.max_stack), "int32")
-        weights = np.zeros((len(stacks), self.max_stack), "float32")
-        with self._guard:
-            for row, value in enumerate(stacks):
-                for column, (resident, weight) in enumerate(self._entries(value)):
-                    slots[row, column], weights[row, column] = resident.slot, weight
-        return Selection(slots, weights)
-
-    def key(self, stack: Any) -> tuple[tuple[str, float], ...]:
-        """(digest, weight) of each adapter of a stack: what a cache of results may go by."""
-        return tuple((resident.adapter.digest, weight) for resident, weight in self._entries(stack))
 
     @contextlib.contextmanager
     def scope(self, selection: Any, *, copies: int = 1) -> Iterator[None]:
@@ -384,41 +337,9 @@ class AdapterBank(keras.layers.Layer):
 
     @contextlib.contextmanager
     def _entered(self, selection: Selection, copies: int = 1, **more: Any) -> Iterator[Scope]:
-        slots = ops.cast(ops.convert_to_tensor(selection.slots), "int32")
-        weights = ops.cast(ops.convert_to_tensor(selection.weights), "float32")
-        if copies > 1:
-            slots, weights = ops.tile(slots, (copies, 1)), ops.tile(weights, (copies, 1))
-        used = ops.not_equal(weights, 0)
-        scope = Scope(self, ops.where(used, slots, ops.zeros_like(slots)), weights, ops.any(used, axis=1), **more)
-        if scope.trained_weights is not None:
-            scope.active = ops.logical_or(scope.active, ops.not_equal(scope.trained_weights, 0))
+        scope = scope_of(self, selection, copies, **more)
         with entered(scope):
             yield scope
-
-    def _entries(self, value: Any) -> list[tuple[Resident, float]]:
-        if isinstance(value, Lease):
-            if value.released:
-                raise ValueError(f"The lease of {value.stack!r} was released. Take another one.")
-            return list(value.entries)
-        return self._table.residents_of(self._short(as_stack(value)))
-
-    def _short(self, stack: Stack) -> Stack:
-        if len(stack) > self.max_stack:
-            raise ValueError(f"A stack must have at most {self.max_stack} adapters (`max_stack`). Received {stack!r}.")
-        return stack
-
-    def _leased(self, stack: Stack) -> Lease:
-        entries = self._table.residents_of(stack)
-        for resident, _ in entries:
-            resident.leases += 1
-        return Lease(stack, entries, self._release)
-
-    def _release(self, lease: Lease) -> None:
-        with self._guard:
-            for resident, _ in lease.entries:
-                resident.leases -= 1
-                if resident.retired and not resident.leases:
-                    self._vacate(resident)
 
     def _vacate(self, resident: Resident | None) -> None:
         if resident is not None:
@@ -429,47 +350,9 @@ class AdapterBank(keras.layers.Layer):
     def _refuse_if_fused(self, what: str) -> None:
         if self._fusion is not None:
             raise RuntimeError(
-                f"`{what}` is not possible while {self._fusion.stack!r} is fused into the kernels: rows that choose for "
-                "themselves would get both. Call `unfuse()` first."
+                f"`{what}` is not possible while {self._fusion.stack!r} is fused into the kernels: rows that "
+                "choose for themselves would get both. Call `unfuse()` first."
             )
-
-    def _check(self, adapter: Adapter, check_base: bool) -> None:
-        outside = sorted(set(adapter.parts) - set(self.paths))
-        if outside:
-            raise ValueError(f"{adapter.name!r} adapts layers that are no targets of this bank: {outside[:6]}.")
-        adapter.check_fits(self.model)
-        for path, part in adapter.parts.items():
-            if part.rank > self.max_rank:
-                need, limit = ((part.a.shape[0] + part.b.shape[1]) * r * 4 for r in (part.rank, self.max_rank))
-                raise ValueError(
-                    f"{adapter.name!r} has rank {part.rank} at {path!r}, and a slot has room for {self.max_rank} "
-                    f"(`max_rank`): {need} bytes are needed, {limit} are there."
-                )
-            if part.magnitude is not None and not self.dora:
-                raise ValueError(f"{adapter.name!r} is DoRA at {path!r}. Make the bank with `dora=True`.")
-        if check_base and adapter.base_digest not in (None, self.base_digest):
-            raise ValueError(
-                f"{adapter.name!r} belongs to a base of digest {str(adapter.base_digest)[:12]}, and this one has "
-                f"{self.base_digest[:12]}. If that is meant (a quantised copy, say) pass check_base=False."
-            )
-
-    def _content(self, site: Site, adapter: Adapter) -> tuple[Any, ...]:
-        """(A, scaled B, gain) as they lie in a slot."""
-        part = adapter.parts.get(site.path)
-        if part is None:
-            geometry = site.geometry
-            return np.zeros((geometry.in_features, 0), "float32"), np.zeros((0, geometry.out_features), "float32")
-        b, gain = part.b.astype("float64") * part.scale, None
-        if part.magnitude is not None:
-            factor = part.column_factor(base_matrix(site.layer, site.geometry))
-            assert factor is not None
-            b, gain = b * factor, (factor - 1.0).astype("float32")
-        a, b = part.a.astype("float32"), b.astype("float32")
-        dtype = site.banked.variable_dtype
-        for value in (a, b):
-            if not bool(ops.all(ops.isfinite(ops.cast(ops.convert_to_tensor(value), dtype)))):
-                raise ValueError(f"{adapter.name!r} at {site.path!r}, scaled by {part.scale}, is not finite in {dtype}.")
-        return a, b, gain
 
 
 class _Sites(tuple[Site, ...]):

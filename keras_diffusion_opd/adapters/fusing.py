@@ -40,13 +40,13 @@ class Fusion:
                 continue
             if is_quantised(site.layer) and not requantise:
                 raise ValueError(
-                    f"The kernel of {site.path!r} is stored in {site.layer.quantization_mode}: rounding to its grid may "
-                    "lose the adapter. Use `scope`, which adds it unrounded, or pass requantise=True."
+                    f"The kernel of {site.path!r} is stored in {site.layer.quantization_mode}: rounding to its "
+                    "grid may lose the adapter. Use `scope`, which adds it unrounded, or pass requantise=True."
                 )
             if site.geometry.looks_up and len(aliases[site.path]) > 1:
                 raise ValueError(
-                    f"The table {site.path!r} is also read at {aliases[site.path][1:]}, where an adapter is not applied "
-                    "otherwise. Leave the embedding out of the adapter, or use `scope`."
+                    f"The table {site.path!r} is also read at {aliases[site.path][1:]}, where an adapter is not "
+                    "applied otherwise. Leave the embedding out of the adapter, or use `scope`."
                 )
             matrix = base_matrix(site.layer, site.geometry)
             whole = matrix.copy()
@@ -78,8 +78,8 @@ class Fusion:
         changed = {path for path, variable, _, after in self._written if not _same(to_numpy(variable.value), after)}
         if changed:
             raise RuntimeError(
-                f"Kernels were changed while they were fused: {sorted(changed)}. Putting back what was saved would lose "
-                "that. Load the base anew."
+                f"Kernels were changed while they were fused: {sorted(changed)}. Putting back what was saved would "
+                "lose that. Load the base anew."
             )
         for _, variable, before, _ in self._written:
             variable.assign(before)

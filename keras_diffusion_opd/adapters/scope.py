@@ -10,6 +10,7 @@ from typing import Any
 from keras import ops
 
 from keras_diffusion_opd import backend
+from keras_diffusion_opd.adapters.selection import Selection
 from keras_diffusion_opd.layers.banked_site import BankedSite
 from keras_diffusion_opd.layers.site_geometry import EmbeddingGeometry, SiteGeometry
 from keras_diffusion_opd.layers.trained_site import TrainedSite
@@ -41,6 +42,19 @@ class Scope:
     trained_weights: Any = None
     training: bool = False
     read: bool = False
+
+
+def scope_of(bank: Any, selection: Selection, copies: int = 1, **more: Any) -> Scope:
+    """The scope of a selection. What has weight 0 is read from slot 0, whatever lies in its own."""
+    slots = ops.cast(ops.convert_to_tensor(selection.slots), "int32")
+    weights = ops.cast(ops.convert_to_tensor(selection.weights), "float32")
+    if copies > 1:
+        slots, weights = ops.tile(slots, (copies, 1)), ops.tile(weights, (copies, 1))
+    used = ops.not_equal(weights, 0)
+    scope = Scope(bank, ops.where(used, slots, ops.zeros_like(slots)), weights, ops.any(used, axis=1), **more)
+    if scope.trained_weights is not None:
+        scope.active = ops.logical_or(scope.active, ops.not_equal(scope.trained_weights, 0))
+    return scope
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ class SiteGeometry(abc.ABC):
     """
 
     looks_up = False  # inputs are ids
+    form = "linear"  # what files of adapters call it
 
     def __init__(self, kernel_shape: tuple[int, ...], in_features: int, out_features: int) -> None:
         self.kernel_shape = tuple(int(size) for size in kernel_shape)
@@ -156,6 +157,7 @@ class ConvGeometry(SiteGeometry):
         self.size, self.strides, self.dilation = layer.kernel_size, layer.strides, layer.dilation_rate
         self.padding, self.groups = layer.padding, int(layer.groups)
         self.last = layer.data_format == "channels_last"
+        self.form = "grouped" if self.groups > 1 else f"conv:{'x'.join(map(str, self.size))}"
         shape = tuple(layer.kernel.shape)
         super().__init__(shape, math.prod(shape[:-1]), shape[-1])
 
@@ -226,6 +228,7 @@ class EmbeddingGeometry(SiteGeometry):
     """
 
     looks_up = True
+    form = "embedding"
 
     def __init__(self, kernel_shape: tuple[int, ...]) -> None:
         super().__init__(kernel_shape, *kernel_shape)
