@@ -70,7 +70,7 @@ class AdaptedModel(keras.Model):
         seed: int = 0,
         name: str | None = None,
     ) -> None:
-        super().__init__(name=name)
+        super().__init__(name=name, autocast=False)  # the base casts what it is given itself
         dropout = finite_real("dropout", dropout)
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"`dropout` must lie in [0, 1). Received {dropout}.")
@@ -130,7 +130,8 @@ class AdaptedModel(keras.Model):
         else:
             x = inputs
             rows = ops.shape(keras.tree.flatten(x)[0])[0]
-            slots, weights = (ops.repeat(v.value, rows, axis=0) for v in (self.slots, self.weights_of_slots))
+            shape = (rows, self.bank.max_stack)
+            slots, weights = (ops.broadcast_to(v.value, shape) for v in (self.slots, self.weights_of_slots))
         more: dict[str, Any] = {"own": True, "training": bool(training)}
         if self.trained_sites:
             own = ops.logical_and(ops.equal(slots, self._trained_slot), ops.not_equal(weights, 0))

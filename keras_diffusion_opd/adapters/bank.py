@@ -362,6 +362,8 @@ class _Sites(tuple[Site, ...]):
 def _geometry(path: str, layer: Any) -> Any:
     if getattr(layer, "lora_enabled", False):
         raise ValueError(f"{path!r} has Keras's own LoRA, which this bank would not see. Leave it out of `targets`.")
+    if getattr(layer, "mask_zero", False) and hasattr(layer, "tie_weights"):
+        raise ValueError(f"{path!r} hands a mask on in a way that an adapter would lose. Leave it out of `targets`.")
     try:
         return geometry_of(layer)
     except ValueError as error:

@@ -130,8 +130,6 @@ class Site:
             result = self._rescaled(scope, result, y, delta, shape)
         active = ops.reshape(scope.active, (-1, *(1 for _ in result.shape[1:])))
         result = ops.where(active, result, y)  # a base row keeps its bits, whatever it holds
-        if getattr(y, "_keras_mask", None) is not None:
-            result._keras_mask = y._keras_mask
         if last is None:
             return result
         return _soft_cap(result, last) if reverse else last(result)

@@ -4,14 +4,15 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
+
+keras_hub = pytest.importorskip("keras_hub", reason="KerasHub is the extra `hub`")
 
 ROWS = 4
 
 
 def build(name: str) -> tuple[Any, dict[str, np.ndarray], str]:
     """Model, inputs of 4 rows, targets."""
-    import keras_hub
-
     models, rng = keras_hub.models, np.random.default_rng(0)
     keras.utils.set_random_seed(0)
 
@@ -49,7 +50,7 @@ def mmdit() -> Any:
         num_layers=2,
         num_heads=2,
         position_size=8,
-        mlp_ratio=2.0,
+        mlp_ratio=4.0,
         latent_shape=(4, 4, 4),
         context_shape=(None, 12),
         pooled_projection_shape=(8,),
@@ -66,12 +67,10 @@ def mmdit_inputs(normal: Any, rng: Any) -> dict[str, np.ndarray]:
 
 def flux() -> Any:
     """One double and one single block, with guidance."""
-    import keras_hub
-
     return keras_hub.models.FluxBackbone(
         input_channels=4,
         hidden_size=16,
-        mlp_ratio=2.0,
+        mlp_ratio=4.0,
         num_heads=2,
         depth=1,
         depth_single_blocks=1,

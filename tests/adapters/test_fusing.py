@@ -83,8 +83,7 @@ def test_kernel_that_was_changed_while_fused_is_not_overwritten() -> None:
 
 
 def test_table_that_others_read_past_its_call_is_not_fused() -> None:
-    import keras_hub
-
+    keras_hub = pytest.importorskip("keras_hub")
     backbone = keras_hub.models.BertBackbone(
         vocabulary_size=11, num_layers=1, num_heads=1, hidden_dim=4, intermediate_dim=4, max_sequence_length=4
     )

@@ -14,7 +14,7 @@ from keras_diffusion_opd.adapters import (
     save_to_preset,
     verify_preset,
 )
-from tests.adapters.hub_models import build
+from tests.adapters.hub_models import build, keras_hub
 from tests.adapters.tools import random_adapter, same_bits
 
 
@@ -29,8 +29,6 @@ def preset(tmp_path_factory: Any) -> Any:
 
 
 def test_stock_from_preset_reads_it_and_adapters_come_back(preset: Any) -> None:
-    import keras_hub
-
     folder, model, inputs, adapters = preset
     stock = keras_hub.models.Backbone.from_preset(str(folder))
     x = {key: ops.convert_to_tensor(value) for key, value in inputs.items()}

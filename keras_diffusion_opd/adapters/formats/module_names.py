@@ -64,6 +64,7 @@ _SD3_DIFFUSERS = {
     f"{_MMDIT_BLOCK}.context_block.mlp.dense1": f"{_SD3_BLOCK}.ff_context.net.0.proj",
     f"{_MMDIT_BLOCK}.context_block.mlp.dense2": f"{_SD3_BLOCK}.ff_context.net.2",
     f"{_MMDIT_BLOCK}.x_block.ada_layer_norm.dense": f"{_SD3_BLOCK}.norm1.linear",
+    f"{_MMDIT_BLOCK}.context_block.ada_layer_norm.dense": f"{_SD3_BLOCK}.norm1_context.linear",
     "context_embedding": "context_embedder",
     "output_dense": "proj_out",
     "patch_embedding.patch_embedding": "pos_embed.proj",

@@ -118,10 +118,9 @@ def test_every_layer_with_a_known_name_is_in_the_tables() -> None:
         model, _, _ = build(name)
         for format in ("diffusers", "kohya"):
             missing[name, format] = sorted(set(layers_by_path(model)) - set(ModuleNames(model, format).targets))
-    # Modulations that diffusers keeps in another order, and those of the context block, which it names otherwise.
+    # Modulations that diffusers keeps in another order.
     assert missing == {
         ("mmdit", "diffusers"): [
-            "joint_blocks.0.context_block.ada_layer_norm.dense",
             "joint_blocks.1.context_block.ada_layer_norm.dense",
             "output_ada_layer_norm.dense",
         ],
