@@ -17,7 +17,6 @@ median of the ratios of each round. Before anything is timed, all sides must giv
 """
 
 import argparse
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +31,7 @@ from keras import ops
 
 from keras_diffusion_opd import backend
 from keras_diffusion_opd.adapters import Adapter, AdapterBank
-from keras_diffusion_opd.adapters.attribute_paths import layers_by_path
+from keras_diffusion_opd.adapters.attribute_paths import chosen_paths, layers_by_path
 
 ROWS, LENGTH, WIDTH, RANK, DEPTH = 8, 256, 512, 8, 2
 TOLERANCE = 2e-4  # relative to the largest output: float32 sums of 512 products, merged and not
@@ -76,7 +75,7 @@ MODELS: dict[str, tuple[Callable[[], Any], Any]] = {
 
 def adapters_of(model: Any, targets: Any, count: int) -> list[Adapter]:
     """`count` adapters of normal factors."""
-    paths = AdapterPaths(model, targets)
+    paths = sizes_of(model, targets)
     rng = np.random.default_rng(1)
     result = []
     for index in range(count):
@@ -91,10 +90,8 @@ def adapters_of(model: Any, targets: Any, count: int) -> list[Adapter]:
     return result
 
 
-def AdapterPaths(model: Any, targets: Any) -> dict[str, tuple[int, int]]:  # noqa: N802
+def sizes_of(model: Any, targets: Any) -> dict[str, tuple[int, int]]:
     """path -> (in, out) of the targets, all of them Dense."""
-    from keras_diffusion_opd.adapters.attribute_paths import chosen_paths
-
     layers = layers_by_path(model)
     return {path: tuple(map(int, layers[path].kernel.shape)) for path in chosen_paths(model, targets)}
 
@@ -120,8 +117,8 @@ class EinsumLayer:
         layer.call = call
 
 
-def forward_turns(kind: str, count: int, compiled: bool) -> tuple[dict[str, Callable[[], Any]], int]:
-    """Turns by side, which return outputs, and the number of traces of ours."""
+def forward_turns(kind: str, count: int) -> dict[str, Callable[[], Any]]:
+    """Turns by side, which return outputs."""
     make, targets = MODELS[kind]
     model, x = make()
     adapters = adapters_of(model, targets, count)
@@ -143,12 +140,10 @@ def forward_turns(kind: str, count: int, compiled: bool) -> tuple[dict[str, Call
 
     einsum_model, _ = make()
     copy_weights(model, einsum_model)
-    holder = keras.layers.Layer()
     pieces = []
     for path in bank.paths:
         a, b = (np.stack([getattr(adapter.parts[path], part) for adapter in adapters]) for part in "ab")
         pieces.append(EinsumLayer(layers_by_path(einsum_model)[path], a, b))
-    holder.variables_of_bank = [v for piece in pieces for v in (piece.a, piece.b)]
     gates = np.eye(count, dtype="float32")[[row % count for row in range(ROWS)]]
 
     def with_gates(x: Any, gates: Any) -> Any:
@@ -156,7 +151,7 @@ def forward_turns(kind: str, count: int, compiled: bool) -> tuple[dict[str, Call
             piece.gates = gates
         return einsum_model(x, training=False)
 
-    held = Held(einsum_model.variables + holder.variables_of_bank)
+    held = Held(einsum_model.variables + [v for piece in pieces for v in (piece.a, piece.b)])
     run_einsum = backend.compiled(with_gates, [held])
     turns["einsum"] = lambda: run_einsum(x, gates)
 
@@ -179,8 +174,7 @@ def forward_turns(kind: str, count: int, compiled: bool) -> tuple[dict[str, Call
         return ops.stack(outputs)
 
     turns["merged"] = merged
-    del compiled
-    return turns, 0
+    return turns
 
 
 class Held:
@@ -307,7 +301,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     for count in options.adapters:
         if "keras" in options.sides:
             for kind in options.models:
-                found = timed(forward_turns(kind, count, True)[0], options.rounds, "plain", True)
+                found = timed(forward_turns(kind, count), options.rounds, "plain", True)
                 results.append({"what": "forward", "model": kind, "adapters": count, "sides": found})
                 print(_line(results[-1]), flush=True)
                 if options.train:
@@ -354,7 +348,7 @@ def main() -> None:
     named = versions("keras", backend.BACKEND, "numpy", "keras-hub", "peft")
     write_json(
         path,
-        {"settings": settings, "machine": machine(), "versions": named, "results": json.loads(json.dumps(results))},
+        {"settings": settings, "machine": machine(), "versions": named, "results": results},
     )
 
 

@@ -9,6 +9,7 @@ from keras_diffusion_opd.adapters.attribute_paths import layer_paths
 from keras_diffusion_opd.adapters.base_matrix import base_matrix, is_quantised, kernel_variable, to_numpy
 from keras_diffusion_opd.adapters.scope import Site
 from keras_diffusion_opd.adapters.stack import Stack
+from keras_diffusion_opd.layers.site_geometry import EinsumGeometry
 
 
 class Fusion:
@@ -92,7 +93,8 @@ def _requantised(site: Site, kernel: np.ndarray) -> list[tuple[Any, np.ndarray]]
         raise ValueError(f"{site.path!r} cannot be quantised anew ({layer.quantization_mode}). Use `scope`.")
     config = {**layer.get_config(), "dtype": "float32", "name": None, "activation": None, "quantization_config": None}
     fresh = type(layer).from_config(config)
-    fresh.build(getattr(layer, "_build_shapes_dict", None) and next(iter(layer._build_shapes_dict.values())))
+    whole = isinstance(site.geometry, EinsumGeometry)
+    fresh.build(site.geometry.unit_inputs().shape if whole else (None, site.geometry.in_features))
     fresh._kernel.assign(kernel)
     fresh.quantize(layer.quantization_mode, config=getattr(layer, "quantization_config", None))
     pairs = []

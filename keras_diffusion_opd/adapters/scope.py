@@ -26,6 +26,7 @@ class Scope:
         bank: whose scope it is.
         slots, weights: (batch, stack); slots of weight 0 are 0.
         active: bool (batch,), rows that are not the base.
+        argument: whether the selection was an argument of the program that is being compiled.
         own: whether variables are arguments of the program already, since a Keras model holds them.
         trained: path -> site of the adapter in training.
         trained_weights: float (batch,), or None.
@@ -37,6 +38,7 @@ class Scope:
     slots: Any
     weights: Any
     active: Any
+    argument: bool = True
     own: bool = False
     trained: dict[str, TrainedSite] = dataclasses.field(default_factory=dict)
     trained_weights: Any = None
@@ -46,12 +48,13 @@ class Scope:
 
 def scope_of(bank: Any, selection: Selection, copies: int = 1, **more: Any) -> Scope:
     """The scope of a selection. What has weight 0 is read from slot 0, whatever lies in its own."""
+    argument = backend.is_traced(selection.slots) and backend.is_traced(selection.weights)
     slots = ops.cast(ops.convert_to_tensor(selection.slots), "int32")
     weights = ops.cast(ops.convert_to_tensor(selection.weights), "float32")
     if copies > 1:
         slots, weights = ops.tile(slots, (copies, 1)), ops.tile(weights, (copies, 1))
     used = ops.not_equal(weights, 0)
-    scope = Scope(bank, ops.where(used, slots, ops.zeros_like(slots)), weights, ops.any(used, axis=1), **more)
+    scope = Scope(bank, ops.where(used, slots, ops.zeros_like(slots)), weights, ops.any(used, axis=1), argument, **more)
     if scope.trained_weights is not None:
         scope.active = ops.logical_or(scope.active, ops.not_equal(scope.trained_weights, 0))
     return scope
@@ -188,7 +191,7 @@ class Site:
             )
         if scope.own or not backend.is_traced(x):
             return
-        if not backend.is_traced(scope.slots) or not backend.is_argument(self.banked.b):
+        if not scope.argument or not backend.is_argument(self.banked.b):
             raise ValueError(
                 "The selection or the adapters would become constants of the program that is being compiled: the next "
                 "request would be served with those of this one. Pass the selection as an argument and the bank's "

@@ -92,7 +92,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         {'seed': 0}
     """
     with open(path, "rb") as file:
-        data = file.read(LARGEST_JSON + 1)
+        # Not more than there is: `read` makes room for all that it is asked for.
+        data = file.read(min(os.fstat(file.fileno()).st_size, LARGEST_JSON) + 1)
     if len(data) > LARGEST_JSON:
         raise ValueError(f"{path} must be at most {LARGEST_JSON} bytes to be read as JSON. It is larger.")
 

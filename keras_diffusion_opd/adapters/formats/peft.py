@@ -52,6 +52,7 @@ _HARMLESS = frozenset(
         "runtime_config",
         "qalora_group_size",
         "ensure_weight_tying",
+        "megatron_core",
     ]
 )
 _BEGINNINGS = (True, False, None, "gaussian", "orthogonal", "eva")
@@ -162,7 +163,10 @@ class _Settings:
         self._alpha, self._rank = config.get("lora_alpha"), config.get("r")
         self._alphas, self._ranks = (_patterns(config, key) for key in ("alpha_pattern", "rank_pattern"))
         for value in (*self._alphas.values(), *([] if self._alpha is None else [self._alpha])):
-            finite_real("lora_alpha", value)
+            try:
+                finite_real("lora_alpha", value)
+            except OverflowError as error:
+                raise ValueError(f"{CONFIG}: `lora_alpha` is too large a number.") from error
 
     def alpha(self, module: str) -> float | None:
         """The alpha of a module."""
@@ -183,8 +187,8 @@ def _flag(config: dict[str, Any], key: str) -> bool:
 
 def _patterns(config: dict[str, Any], key: str) -> dict[str, Any]:
     found = config.get(key) or {}
-    if not isinstance(found, dict) or len(found) > 10_000:
-        raise ValueError(f"{CONFIG}: `{key}` must be an object with at most 10000 patterns.")
+    if not isinstance(found, dict) or len(found) > 4096:
+        raise ValueError(f"{CONFIG}: `{key}` must be an object with at most 4096 patterns.")
     for pattern in found:
         # No group may repeat, and few characters: a pattern of strangers must end in time.
         repeats = len(re.findall(r"(?<!\\)[*+{]", pattern))

@@ -51,11 +51,11 @@ def test_peft_directory_comes_back_bit_for_bit(model: Any, more: dict[str, Any],
 
 
 def test_each_layer_keeps_its_rank_and_alpha(model: Any, tmp_path: Path) -> None:
-    adapter = Adapter.initial("p", model, ".*", rank_pattern={"head": 4}, alpha_pattern={"head": 9.0, "mixed": 0.7})
+    adapter = Adapter.initial("p", model, ".*", alpha=0.7, rank_pattern={"head": 4}, alpha_pattern={"head": 9.0})
     adapter.save(tmp_path / "p")
     same_parts(adapter, Adapter.load(tmp_path / "p", model))
     config = json.loads((tmp_path / "p" / "adapter_config.json").read_text())
-    assert config["rank_pattern"] == {"^head": 4} and config["alpha_pattern"] == {"^head": 9, "^mixed": 0.7}
+    assert config["rank_pattern"] == {"^head": 4} and config["alpha_pattern"] == {"^head": 9}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
@@ -208,7 +208,7 @@ def factors(name: str, rank: int = 2, inputs: int = 8, outputs: int = 4) -> dict
         ({"init_lora_weights": "pissa"}, "pissa"),
         ({"use_dora": True}, "magnitude"),
         ({"use_rslora": "yes"}, "use_rslora"),
-        ({"lora_alpha": float("1e400") if False else "2"}, "lora_alpha"),
+        ({"lora_alpha": "2"}, "lora_alpha"),
         ({"rank_pattern": {"head": 3}}, "rank 3"),
         ({"alpha_pattern": {"(a+)+b": 3}}, "too involved"),
         ({"alpha_pattern": {"(": 3}}, "does not read"),
@@ -242,7 +242,7 @@ def test_keys_that_are_not_used_are_an_error_or_reported(model: Any, tmp_path: P
 def test_names_are_parsed_and_not_replaced(tmp_path: Path) -> None:
     x = keras.Input((8,))
     h = keras.layers.Dense(8, name="pair_weighted")(x)
-    model = keras.Model(x, keras.layers.Dense(4, name="lora_A.weight")(h))
+    model = keras.Model(x, keras.layers.Dense(4, name="lora_A_weight")(h))
     for name in ("weight", "lora_A", "pair_weighted"):
         adapter = random_adapter(name, model)
         adapter.save(tmp_path / name)
