@@ -1,5 +1,6 @@
 """Stacks, slots, leases, and what one tenant may not do to another."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -378,3 +379,11 @@ def test_leaky_bank_would_be_found(model: keras.Model, bank: AdapterBank) -> Non
     """The comparisons above have teeth: one adapter for all rows, as a global switch gives, differs."""
     mixed, leaky = run(bank, X, ["a", None, None, None]), run(bank, X, ["a"] * 4)
     assert same_bits([mixed[0]], [leaky[0]]) and not same_bits([mixed[1]], [leaky[1]])
+
+
+def test_threads_have_scopes_of_their_own(model: keras.Model, bank: AdapterBank) -> None:
+    stacks = [None, "a", "b", "c"] * 4
+    alone = [run(bank, X, [stack] * 4) for stack in stacks]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda stack: run(bank, X, [stack] * 4), stacks))
+    assert same_bits(together, alone)

@@ -167,7 +167,8 @@ def test_diffusers_both_ways(name: str, tmp_path: Path) -> None:
     ours = random_adapter("ours", base, list(names.targets), rank=3, alpha=2.0)
     ours.save(tmp_path / "pytorch_lora_weights.safetensors", format="diffusers", model=base)
     read = transformer(name)
-    read.load_lora_adapter(str(tmp_path), prefix="transformer")
+    file = "pytorch_lora_weights.safetensors"
+    read.load_lora_adapter(str(tmp_path), prefix="transformer", weight_name=file, use_safetensors=True)
     expected, found = our_deltas(ours, names), deltas(read)
     assert sorted(found) == modules
     for module in modules:
