@@ -158,8 +158,9 @@ class AdaptedModel(keras.Model):
             raise ValueError("Nothing is trained here. Make the model with `bank.trainable(name)`.")
         parts = {}
         for (path, part), site in zip(self._beginning.parts.items(), self.trained_sites, strict=True):
-            values = [None if v is None else to_numpy(v.value) for v in (site.a, site.b, site.magnitude)]
-            parts[path] = dataclasses.replace(part, a=values[0], b=values[1], magnitude=values[2])
+            length = None if site.magnitude is None else to_numpy(site.magnitude.value)
+            a, b = to_numpy(site.a.value), to_numpy(site.b.value)
+            parts[path] = dataclasses.replace(part, a=a, b=b, magnitude=length)
         return Adapter(name or self._beginning.name, parts, base_digest=self.bank.base_digest, recipe=recipe)
 
     # What the base's variables are marked as does not matter here.

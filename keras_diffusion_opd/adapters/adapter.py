@@ -107,7 +107,7 @@ class Adapter:
         for key, (a, b) in arrays.items():
             path = paths.of(key)
             a, b = np.asarray(a), np.asarray(b)
-            given = alphas.get(path) if alphas is not None else alpha
+            given: Any = alphas.get(path) if alphas is not None else alpha
             given = a.shape[-1] if given is None else given
             with _naming(path):
                 parts[path] = AdapterPart(

@@ -36,12 +36,12 @@ def base_matrix(layer: Any, geometry: SiteGeometry) -> np.ndarray:
     one_by_one = np.eye(geometry.in_features, dtype="float32")
     if isinstance(geometry, EinsumGeometry):
         one_by_one = geometry.unit_inputs()
-    activation, bias = layer.activation, 0.0
+    activation = layer.activation
     values = vars(layer)
     values["activation"] = None
     try:
         y = to_numpy(layer.quantized_call(ops.convert_to_tensor(one_by_one)))
-        bias = 0.0 if layer.bias is None else to_numpy(layer.bias.value)
+        bias: Any = 0.0 if layer.bias is None else to_numpy(layer.bias.value)
     finally:
         values["activation"] = activation
     return (y.astype("float64") - bias).reshape(geometry.in_features, geometry.out_features)

@@ -93,8 +93,8 @@ def _requantised(site: Site, kernel: np.ndarray) -> list[tuple[Any, np.ndarray]]
         raise ValueError(f"{site.path!r} cannot be quantised anew ({layer.quantization_mode}). Use `scope`.")
     config = {**layer.get_config(), "dtype": "float32", "name": None, "activation": None, "quantization_config": None}
     fresh = type(layer).from_config(config)
-    whole = isinstance(site.geometry, EinsumGeometry)
-    fresh.build(site.geometry.unit_inputs().shape if whole else (None, site.geometry.in_features))
+    geometry = site.geometry
+    fresh.build(geometry.unit_inputs().shape if isinstance(geometry, EinsumGeometry) else (None, geometry.in_features))
     fresh._kernel.assign(kernel)
     fresh.quantize(layer.quantization_mode, config=getattr(layer, "quantization_config", None))
     pairs = []

@@ -77,8 +77,8 @@ def save_adapter(adapter: Adapter, path: Path, *, format: str, model: Any, key_m
     names = None if model is None else ModuleNames(model, format, key_map)
     if format == "kohya":
         assert names is not None
-        tensors, extra = kohya.kohya_file(dict(adapter.parts), names), {}
-        write_tensors(path, tensors, {**extra, **_note(adapter, tensors)})
+        tensors = kohya.kohya_file(dict(adapter.parts), names)
+        write_tensors(path, tensors, _note(adapter, tensors))
         return
     modules = _modules(adapter, names)
     if format == "diffusers":

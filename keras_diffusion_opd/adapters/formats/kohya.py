@@ -22,7 +22,7 @@ def read_kohya(
     of three, a third of the rank of the file.
     """
     arrays, metadata = read_tensors(path, max_bytes)
-    paths = {}
+    paths: dict[str, str] = {}
     for target in (names.target_of(p) for p in names.geometries):
         flat = target.modules[0].replace(".", "_")
         if flat in paths:
@@ -33,7 +33,7 @@ def read_kohya(
     for key, array in arrays.items():
         ending = next((e for e in _ENDINGS if key.endswith(e)), None)
         flat = key[len(_PREFIX) : -len(ending)] if ending and key.startswith(_PREFIX) else None
-        name = paths.get(flat, key) if flat is not None else key
+        name = key if flat is None else paths.get(flat, key)
         keys.setdefault(name, []).append(key)
         if ending is None or name == key:
             continue
