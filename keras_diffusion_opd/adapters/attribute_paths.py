@@ -14,7 +14,7 @@ import keras
 
 from keras_diffusion_opd.layers.site_geometry import ADAPTABLE
 
-# Where Keras, TensorFlow (`_self_...`) and torch keep what is found by its own attribute anyway.
+# Where Keras, TensorFlow (`_self_unconditional...`) and torch keep what is found by its own attribute anyway.
 _INTERNAL = frozenset(
     [
         "_layers",
@@ -133,7 +133,7 @@ def _children(layer: Any) -> Iterator[tuple[str, Any]]:
     named = {**getattr(layer, "_modules", {}), **vars(layer)}
     reached: set[int] = set()
     for attribute in sorted(named, key=lambda name: (name.startswith("_"), name)):
-        if attribute in _INTERNAL or attribute.startswith("_self_"):
+        if attribute in _INTERNAL or attribute.startswith("_self_unconditional"):
             continue
         for path, child in _layers_in(named[attribute], _public(layer, attribute, named[attribute])):
             reached.add(id(child))

@@ -1,5 +1,6 @@
 """One adapter in training: its variables alone move, and the result is an adapter with a history."""
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -120,7 +121,7 @@ def test_dora_trains_its_magnitudes() -> None:
     bank.add(Adapter.initial("d", model, ".*", rank=2, dora=True))
     np.testing.assert_allclose(run(bank, X, ["d"] * 4), plain(model, X), atol=2e-6)  # |W| / |W|, in float32
     student = bank.trainable("d")
-    student.compile(keras.optimizers.Adam(0.05), "mse", run_eagerly=True)
+    student.compile(keras.optimizers.Adam(0.05), "mse")
     student.fit(X, Y, epochs=2, batch_size=4, verbose=0)
     trained = student.adapter()
     for path, part in trained.parts.items():
@@ -159,3 +160,21 @@ def test_view_of_a_stack_keeps_it_while_the_bank_moves_on() -> None:
         view.adapter()
     with pytest.raises(NotImplementedError, match="Adapter.save"):
         view.get_config()
+
+
+def test_interrupted_training_of_an_adapter_resumes_bit_for_bit(tmp_path: Path) -> None:
+    def make() -> tuple[Any, Any]:
+        student = bank_of(tokens()).trainable("student", dropout=0.3)
+        trainer = kdo.trainers.PreparedTrainer(student, kdo.losses.DistillationLoss())
+        trainer.compile(keras.optimizers.Adam(0.05), run_eagerly=True)
+        return student, trainer
+
+    dataset = kdo.data.PreparedDataset([batch(0), batch(1)])
+    uninterrupted, trainer = make()
+    trainer.fit(dataset, epochs=2, verbose=0)
+    _, trainer = make()
+    trainer.fit(dataset, epochs=1, verbose=0, callbacks=[kdo.callbacks.ProvenanceCheckpoint(tmp_path, every=1)])
+    resumed, trainer = make()
+    state = kdo.callbacks.resume(trainer, tmp_path)
+    trainer.fit(dataset, initial_epoch=state.epoch, epochs=2, verbose=0)
+    assert resumed.adapter().digest == uninterrupted.adapter().digest
