@@ -19,8 +19,10 @@ from keras_diffusion_opd.version import __version__
 if TYPE_CHECKING:
     # For editors and type checkers; at run time `__getattr__` below imports them.
     from keras_diffusion_opd import (  # noqa: F401
+        adapters,
         callbacks,
         data,
+        layers,
         losses,
         metrics,
         models,
@@ -32,8 +34,10 @@ if TYPE_CHECKING:
     )
 
 _FOLDERS = (
+    "adapters",
     "callbacks",
     "data",
+    "layers",
     "losses",
     "metrics",
     "models",

@@ -10,6 +10,8 @@
   result in float32 (float64 where one has it), whatever their dtypes: not a low-precision product, widened.
 - `product_operand(x)`: a matrix that takes part in many such products, ready for them: widened once where the
   backend cannot multiply low precision into float32, as it is elsewhere.
+- `is_traced(x)`: whether `x` belongs to a program that is being made, which would keep other arrays as constants.
+- `is_argument(variable)`: whether a program that is being made reads the variable anew each time it runs.
 """
 
 import contextlib
@@ -26,6 +28,8 @@ if BACKEND == "jax":
     from keras_diffusion_opd.backend._jax import (
         compiled,
         float64_enabled,
+        is_argument,
+        is_traced,
         product_operand,
         read_values,
         register_pytree,
@@ -35,6 +39,8 @@ elif BACKEND == "tensorflow":
     from keras_diffusion_opd.backend._tensorflow import (
         compiled,
         float64_enabled,
+        is_argument,
+        is_traced,
         product_operand,
         read_values,
         register_pytree,
@@ -44,6 +50,8 @@ elif BACKEND == "torch":
     from keras_diffusion_opd.backend._torch import (
         compiled,
         float64_enabled,
+        is_argument,
+        is_traced,
         product_operand,
         read_values,
         register_pytree,
@@ -78,6 +86,8 @@ __all__ = [
     "compiled",
     "concrete",
     "float64_enabled",
+    "is_argument",
+    "is_traced",
     "product_operand",
     "register_pytree",
     "values_hidden",

@@ -19,6 +19,16 @@ def read_values(x: Any) -> np.ndarray | None:
     return None
 
 
+def is_traced(x: Any) -> bool:
+    """Whether `x` is a tracer: an array of a program that is being made."""
+    return isinstance(x, jax.core.Tracer)
+
+
+def is_argument(variable: Any) -> bool:
+    """Whether the value of `variable` is an argument of the program that is being made, and no constant of it."""
+    return isinstance(variable.value, jax.core.Tracer)
+
+
 def float64_enabled() -> bool:
     """Whether this process keeps float64 (`jax_enable_x64`)."""
     return bool(jax.config.jax_enable_x64)

@@ -16,6 +16,17 @@ def read_values(x: Any) -> np.ndarray | None:
     return None
 
 
+def is_traced(x: Any) -> bool:
+    """Whether `x` is a symbolic tensor of a graph that is being made."""
+    return isinstance(x, tf.Tensor) and not hasattr(x, "numpy")
+
+
+def is_argument(variable: Any) -> bool:
+    """A graph reads variables when it runs."""
+    del variable
+    return True
+
+
 def float64_enabled() -> bool:
     """TensorFlow keeps float64."""
     return True

@@ -19,6 +19,18 @@ def read_values(x: Any) -> np.ndarray | None:
     return None
 
 
+def is_traced(x: Any) -> bool:
+    """PyTorch runs as it goes, and `torch.compile` takes what it closes over as inputs."""
+    del x
+    return False
+
+
+def is_argument(variable: Any) -> bool:
+    """Every run reads variables anew."""
+    del variable
+    return True
+
+
 def float64_enabled() -> bool:
     """PyTorch keeps float64."""
     return True

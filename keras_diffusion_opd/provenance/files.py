@@ -94,7 +94,9 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         {'seed': 0}
     """
     with open(path, "rb") as file:
-        return parse_json(file.read(LARGEST_JSON + 1), path)
+        # Not more than there is: `read` makes room for all that it is asked for.
+        data = file.read(min(os.fstat(file.fileno()).st_size, LARGEST_JSON) + 1)
+        return parse_json(data, path)
 
 
 def parse_json(data: bytes, path: str | os.PathLike[str]) -> Any:

@@ -145,6 +145,23 @@ class WindowTrainer(BackendWindow, keras.Model):
         return self._metric_set.all if getattr(self, "_metric_set", None) is not None else []
 
     @property
+    def trainable_variables(self) -> list[Any]:
+        """Those of the student, as it says itself, and of what else there is: an adapted model trains its adapter."""
+        found = super().trainable_variables
+        student = getattr(self, "student", None)
+        if student is None:
+            return found
+        said = {id(v) for v in student.trainable_variables}
+        owned = {id(v) for v in student.variables}
+        return [v for v in found if id(v) in said or id(v) not in owned]
+
+    @property
+    def non_trainable_variables(self) -> list[Any]:
+        """All others."""
+        trained = {id(v) for v in self.trainable_variables}
+        return [v for v in self.variables if id(v) not in trained]
+
+    @property
     def training_settings(self) -> dict[str, Any]:
         """Student, loss, optimizer and window as they were at `compile`: JSON values, for records and comparisons."""
         if self._architecture is None:

@@ -14,7 +14,7 @@ from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.store.packing import TargetPacking, read_array
 from keras_diffusion_opd.data.store.rows import columns_of, refuse_other_form, source_arrays, stored_rows
 from keras_diffusion_opd.data.store.structure import describe_nest
-from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets
+from keras_diffusion_opd.data.targets import DenseTargets, TeacherTargets, fault_message
 from keras_diffusion_opd.provenance.files import remove_left_over, write_bytes
 from keras_diffusion_opd.provenance.row_manifest import MANIFEST, Manifest, shard_name, shard_number, writer_number
 from keras_diffusion_opd.provenance.row_merge import Writer, refuse_other_settings
