@@ -15,6 +15,9 @@ export OMP_NUM_THREADS ?= 1
 endif
 
 comma := ,
+# What tests on one backend need besides.
+ONLY_jax := ,orbax
+ONLY_torch := ,interop
 
 .PHONY: help demo test lint wheel clean
 help:
@@ -35,7 +38,7 @@ $(VENV)/base: pyproject.toml
 	@touch $@
 
 $(VENV)/test: pyproject.toml
-	$(call install,demo$(comma)hub$(comma)test)
+	$(call install,demo$(comma)hub$(comma)test$(ONLY_$(BACKEND)))
 	@touch $(VENV)/base $@
 
 demo: $(VENV)/base

@@ -13,8 +13,8 @@ from tests.adapters.hub_models import build
 from tests.adapters.tools import random_adapter, run
 
 torch = pytest.importorskip("torch")
-peft = pytest.importorskip("peft", reason="PEFT is in the extra `test`")
-diffusers = pytest.importorskip("diffusers", reason="diffusers is in the extra `test`")
+peft = pytest.importorskip("peft", reason="PEFT is in the extra `interop`")
+diffusers = pytest.importorskip("diffusers", reason="diffusers is in the extra `interop`")
 
 CLOSE = {"atol": 2e-6, "rtol": 0}
 IDS = np.random.default_rng(0).integers(0, 11, (3, 5)).astype("int32")
