@@ -222,7 +222,7 @@ def main() -> None:
     installed = [name for name in BACKENDS if importlib.util.find_spec(name)]
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=installed)
     parser.add_argument("--vocabularies", nargs="+", type=int, default=list(VOCABULARIES))
-    parser.add_argument("--chunk-size", type=int, default=32)
+    parser.add_argument("--chunk-size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULTS / "vocabulary_memory.json")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)

@@ -71,13 +71,9 @@ def _walk(
         part["weights"] = jnp.where(fresh, part["weights"], 0)
         h = jax.lax.dynamic_slice_in_dim(hidden, start, size)
         h = jnp.where((part["weights"] != 0)[:, None], h, 0).astype(h.dtype)
-        raw = objective.head.products(h, tensors)
+        raw, found = _terms(objective, objective.head.products(h, tensors), part, shared, differentiate)
         if differentiate:
-            terms = jax.value_and_grad(objective.terms, has_aux=True)
-            (_, found), g = terms(raw, part, shared)
-            sums = _add(sums, objective, h, tensors, g, start)
-        else:
-            _, found = objective.terms(raw, part, shared)
+            sums = _add(sums, objective, h, tensors, raw, start)
         return PerToken(*(_write(a, b, start, fresh) for a, b in zip(tokens, found, strict=True))), sums
 
     tokens = PerToken(*(jnp.zeros((count,), weights.dtype) for _ in PerToken._fields))
@@ -85,8 +81,34 @@ def _walk(
     return objective.total(tokens, weights), tokens, sums
 
 
+def _terms(
+    objective: Objective, raw: Any, part: dict[str, Any], shared: dict[str, Any], differentiate: bool
+) -> tuple[Any, PerToken]:
+    """What each position of a chunk adds, block by block; the gradients take the place of `raw`."""
+    part, count = objective.expanded(part, shared), len(raw)
+    size = min(objective.block_size(), count)
+
+    def step(i: Any, carry: Any) -> Any:
+        raw, tokens = carry
+        start = jnp.minimum(i * size, count - size)
+        fresh = start + jnp.arange(size) >= i * size
+        block = {name: jax.lax.dynamic_slice_in_dim(x, start, size) for name, x in part.items()}
+        block["weights"] = jnp.where(fresh, block["weights"], 0)
+        leaf = jax.lax.dynamic_slice_in_dim(raw, start, size)
+        if differentiate:
+            (_, found), g = jax.value_and_grad(objective.terms, has_aux=True)(leaf, block, shared)
+            raw = _write(raw, g, start, fresh)
+        else:
+            _, found = objective.terms(leaf, block, shared)
+        return raw, PerToken(*(_write(a, b, start, fresh) for a, b in zip(tokens, found, strict=True)))
+
+    tokens = PerToken(*(jnp.zeros_like(part["weights"]) for _ in PerToken._fields))
+    return jax.lax.fori_loop(0, -(-count // size), step, (raw, tokens))
+
+
 def _write(whole: Any, part: Any, start: Any, fresh: Any) -> Any:
     old = jax.lax.dynamic_slice_in_dim(whole, start, len(fresh))
+    fresh = fresh.reshape(-1, *(1 for _ in part.shape[1:]))
     return jax.lax.dynamic_update_slice_in_dim(whole, jnp.where(fresh, part, old), start, 0)
 
 

@@ -8,8 +8,6 @@ from torch.autograd.function import once_differentiable
 from keras_diffusion_opd import backend
 from keras_diffusion_opd.losses.chunked.objective import Objective, PerToken
 
-_BLOCK_BYTES = 2**21
-
 
 def loss_of_chunks(
     objective: Objective,
@@ -79,42 +77,40 @@ def _walk(
     tensors = {name: backend.product_operand(x) for name, x in tensors.items()}
     if "head" in shared:
         shared = {name: backend.product_operand(x) for name, x in shared.items()}
-    found = []
+    # Made once and written to: small results that outlive the loop's large ones would break up the memory.
+    tokens = PerToken(*(torch.zeros_like(weights) for _ in PerToken._fields))
     for start in range(0, hidden.shape[0], chunk_size):
-        part = {name: x[start : start + chunk_size] for name, x in rows.items()}
-        active = (part["weights"] != 0)[:, None]
-        h = torch.where(active, hidden[start : start + chunk_size], 0).to(weights.dtype)
+        here = slice(start, start + chunk_size)
+        part = {name: x[here] for name, x in rows.items()}
+        h = torch.where((part["weights"] != 0)[:, None], hidden[here], 0).to(weights.dtype)
         raw = objective.head.products(h, tensors)
         part = objective.expanded(part, shared)
-        found += _terms_of_blocks(objective, raw, part, shared, differentiate)
+        _terms_of_blocks(objective, raw, part, shared, [x[here] for x in tokens], differentiate)
         if differentiate:
             _add(gradients, objective, h, tensors, raw, start)
-    tokens = PerToken(*(torch.cat(column) for column in zip(*found, strict=True)))
     return objective.total(tokens, weights), tokens, gradients
 
 
 def _terms_of_blocks(
-    objective: Objective, raw: Any, part: dict[str, Any], shared: dict[str, Any], differentiate: bool
-) -> list[PerToken]:
-    """What each position of a chunk adds, a few positions at a time; their gradients take the place of `raw`.
-
-    A formula of thirty operations walks thirty times over its arrays, and holds several: small ones stay in the
-    cache. The products want many positions at once.
-    """
-    size = max(1, _BLOCK_BYTES // (raw.element_size() * raw.shape[1]))
-    found = []
+    objective: Objective,
+    raw: Any,
+    part: dict[str, Any],
+    shared: dict[str, Any],
+    tokens: list[Any],
+    differentiate: bool,
+) -> None:
+    """Write what each position of a chunk adds, block by block; their gradients take the place of `raw`."""
+    size = objective.block_size()
     for low in range(0, len(raw), size):
-        block = {name: x[low : low + size] for name, x in part.items()}
-        if not differentiate:
-            found.append(objective.terms(raw[low : low + size], block, shared)[1])
-            continue
-        with torch.enable_grad():
-            leaf = raw[low : low + size].detach().requires_grad_()
-            total, tokens = objective.terms(leaf, block, shared)
-            (g,) = torch.autograd.grad(total, leaf)
-        found.append(PerToken(*(x.detach() for x in tokens)))
-        raw[low : low + size] = g
-    return found
+        here = slice(low, low + size)
+        block = {name: x[here] for name, x in part.items()}
+        with torch.set_grad_enabled(differentiate):
+            leaf = raw[here].detach().requires_grad_(differentiate)
+            total, found = objective.terms(leaf, block, shared)
+        if differentiate:
+            (raw[here],) = torch.autograd.grad(total, leaf)
+        for whole, x in zip(tokens, found, strict=True):
+            whole[here] = x.detach()
 
 
 def _add(sums: dict[str, Any], objective: Objective, h: Any, tensors: dict[str, Any], g: Any, start: int) -> None:

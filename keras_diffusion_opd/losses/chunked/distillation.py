@@ -24,7 +24,7 @@ elif backend.BACKEND == "tensorflow":
 else:
     from keras_diffusion_opd.losses.chunked._torch import loss_of_chunks
 
-DEFAULT_CHUNK_SIZE = 32
+DEFAULT_CHUNK_SIZE = 64
 
 
 class HiddenScores(NamedTuple):
@@ -81,7 +81,8 @@ def chunked_distillation(
     Value and gradients (of hidden states, head, bias and low-rank pair) equal those of the dense loss; with
     `HiddenTargets` the teacher's logits do not exist either. The gradients are made in the same pass as the value
     and only scaled on the way back, so that the memory is that of the head's gradient and of a few chunks. First
-    derivatives only. On torch the way back can be gone once: there is no `retain_graph`.
+    derivatives only. On torch the way back can be gone once: there is no `retain_graph`. On JAX call it inside of
+    `jit`: outside, each call compiles its loop anew.
 
     Args:
         hidden: float (B, L, D), the student's; anything where the weight is 0.

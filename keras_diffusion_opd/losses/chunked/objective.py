@@ -13,6 +13,8 @@ from keras_diffusion_opd.losses.divergences import token_cross_entropy
 
 # Of a chunk's part of the weight's gradient, which is made and added piece by piece: bytes of a piece.
 _SLAB_BYTES = 2**24
+# Of a chunk, where its formula is worked out block by block: bytes of one array of a block.
+_BLOCK_BYTES = 2**21
 
 
 class PerToken(NamedTuple):
@@ -146,6 +148,14 @@ class Objective(NamedTuple):
     def operand(g: Any, other: Any) -> Any:
         """`g` as one side of a product with `other`: bfloat16 beside bfloat16, so that no copy of `other` is made."""
         return ops.cast(g, "bfloat16") if "bfloat16" in str(other.dtype) else g
+
+    def block_size(self) -> int:
+        """Positions whose formula is worked out at a time.
+
+        A formula of thirty operations walks as often over its arrays, and holds several: small ones stay in the
+        cache. The products with the head want many positions at once.
+        """
+        return max(1, _BLOCK_BYTES // (4 * self.head.columns))
 
     def slab_size(self) -> int:
         """Columns in which the weight's gradient is added up at a time, small beside the whole."""
