@@ -53,13 +53,14 @@ def trained(loss, batches, student=None, **compile_arguments):
 SIZES = [(2, 5), (2, 5), (2, 5), (1, 7)]
 # Run eagerly, JAX compiles the loop over the chunks in every step: the step as a whole is faster.
 WAY = {"jit_compile": True} if keras.backend.backend() == "jax" else {}
-COMPILED = {} if keras.backend.backend() == "torch" else {"jit_compile": True}
+BACKEND = keras.backend.backend()
 
 
-@pytest.mark.parametrize("kind", ["dense", "hidden"])
-def test_weights_and_reports_equal_those_of_the_dense_loss(kind):
+@pytest.mark.parametrize(("kind", "jit"), [("dense", False), ("hidden", True)])
+def test_weights_and_reports_equal_those_of_the_dense_loss(kind, jit):
     batches = make_batches(SIZES) if kind == "dense" else hidden_batches(SIZES)
-    arguments = {"accumulation_steps": 2, **COMPILED}
+    compiled = {"jax": {"jit_compile": True}, "tensorflow": {"jit_compile": jit}, "torch": {}}[BACKEND]
+    arguments = {"accumulation_steps": 2, **compiled}
     ours, history = trained(chunked(), batches, **arguments)
     theirs, expected = trained(kdo.losses.DistillationLoss(**MIXED), batches, **arguments)
     # Adam divides small gradients by small roots; float32 sums are taken in another order.
