@@ -27,7 +27,7 @@ class PerToken(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """The loss of a chunk. All but arrays: nothing here is traced.
+    """The loss of a chunk, but for its arrays: what is the same for all chunks and known before the loop.
 
     Args:
         head: the student's `OutputHead`; its arrays are not read, they come as arguments.
