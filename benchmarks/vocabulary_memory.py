@@ -13,7 +13,7 @@ two, to which all ratios are. Every measurement is a process of its own, on as m
 - planned (JAX): temporary and output buffers of the compiled program, as XLA lays them out.
 - seconds: of a turn, the median of `--rounds` after the first.
 
-Where "dense" would need more than this machine has it is left out. Results of other backends and vocabularies that the
+A side that needs more memory than is free is left out. Results of other backends and vocabularies that the
 output file holds for the same settings are kept, so that one may measure piece by piece.
 
 The floor is what has to exist at the end: the gradients. Before anything is measured, value and gradients of the
@@ -202,17 +202,21 @@ def floor(vocabulary: int) -> int:
 
 def compared(sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The ratios that matter; memory as XLA plans it where it does, else as it is seen."""
-    plain, chunked = sides["plain"], sides["chunked"]
-    memory = "planned_bytes" if plain["planned_bytes"] else "resident_bytes"
+    chunked = sides["chunked"]
+    memory = "planned_bytes" if chunked["planned_bytes"] else "resident_bytes"
+
+    def ratio(a: str, b: str, what: str) -> float | None:
+        return sides[a][what] / sides[b][what] if a in sides and b in sides else None
+
     return {
-        "backend": plain["backend"],
-        "vocabulary": plain["vocabulary"],
-        "memory_ratio": plain[memory] / chunked[memory],
-        "resident_memory_ratio": plain["resident_bytes"] / chunked["resident_bytes"],
-        "over_floor": chunked[memory] / floor(plain["vocabulary"]),
-        "time_over_plain": chunked["seconds"] / plain["seconds"],
-        "time_over_dense": chunked["seconds"] / sides["dense"]["seconds"] if "dense" in sides else None,
-        "aim": AIMS[plain["backend"]] if plain["vocabulary"] == VOCABULARIES[1] else None,
+        "backend": chunked["backend"],
+        "vocabulary": chunked["vocabulary"],
+        "memory_ratio": ratio("plain", "chunked", memory),
+        "resident_memory_ratio": ratio("plain", "chunked", "resident_bytes"),
+        "over_floor": chunked[memory] / floor(chunked["vocabulary"]),
+        "time_over_plain": ratio("chunked", "plain", "seconds"),
+        "time_over_dense": ratio("chunked", "dense", "seconds"),
+        "aim": AIMS[chunked["backend"]] if chunked["vocabulary"] == VOCABULARIES[1] else None,
         "sides": sides,
     }
 
@@ -237,15 +241,18 @@ def main() -> None:
             sides = {side: elsewhere(backend, side, vocabulary, options) for side in SIDES if fits(side, vocabulary)}
             found[backend, vocabulary] = compared(sides)
     results = [found[key] for key in sorted(found)]
-    headers = ["backend", "ids", "plain MB", "dense MB", "chunked MB", "times less", "aim", "over floor", "time"]
+    headers = ["backend", "ids", "plain MB", "dense MB", "chunked MB", "times less", "aim", "over floor"]
+    headers += ["time, plain", "time, dense", "seconds"]
     print(table(headers, [_row(result) for result in results]))
     named = versions("keras", "jax", "jaxlib", "tensorflow", "tensorflow-cpu", "torch", "numpy")
     write_json(options.output, {"settings": settings, "machine": machine(), "versions": named, "results": results})
 
 
 def fits(side: str, vocabulary: int) -> bool:
-    """Whether the machine has room: "dense" holds up to 14 arrays of all logits."""
-    return side != "dense" or 14 * 4 * TOKENS * vocabulary < 0.8 * 2**30 * (machine()["memory_gib"] or 0)
+    """Whether the machine has room now, by how many arrays of all logits a side has been seen to hold at most."""
+    line = next(x for x in Path("/proc/meminfo").read_text().splitlines() if x.startswith("MemAvailable"))
+    most = {"plain": 7.5, "dense": 14, "chunked": 1}[side]
+    return most * 4 * TOKENS * vocabulary < 1024 * int(line.split()[1])
 
 
 def earlier(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -256,16 +263,18 @@ def earlier(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _row(result: dict[str, Any]) -> list[str]:
     sides = result["sides"]
-    memory = "planned_bytes" if sides["plain"]["planned_bytes"] else "resident_bytes"
+    memory = "planned_bytes" if sides["chunked"]["planned_bytes"] else "resident_bytes"
     seconds = "/".join(f"{sides[side]['seconds']:.1f}" if side in sides else "-" for side in SIDES)
+    over = ("-" if result[f"time_over_{side}"] is None else f"{result[f'time_over_{side}']:.2f}" for side in SIDES[:2])
     return [
         result["backend"],
         f"{result['vocabulary']:,}",
         *(f"{sides[side][memory] / 1e6:,.0f}" if side in sides else "no room" for side in SIDES),
-        f"{result['memory_ratio']:.1f}",
+        "-" if result["memory_ratio"] is None else f"{result['memory_ratio']:.1f}",
         "" if result["aim"] is None else f"{result['aim']:.0f}",
         f"{result['over_floor']:.2f}",
-        f"{result['time_over_plain']:.2f} ({seconds} s)",
+        *over,
+        seconds,
     ]
 
 

@@ -27,6 +27,8 @@ def loss_of_chunks(
         shared: the teacher's arrays without rows.
         chunk_size: rows whose logits exist at one time.
     """
+    # A variable is read here, outside: `tf.custom_gradient` would take it for one that its function uses.
+    tensors = {name: tf.convert_to_tensor(x) for name, x in tensors.items()}
     names = ("hidden", *tensors)
     dtypes = {name: x.dtype for name, x in {"hidden": hidden, **tensors}.items()}
 

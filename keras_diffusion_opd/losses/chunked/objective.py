@@ -35,7 +35,7 @@ def faults_by_name(fault: Any) -> dict[str, Any]:
 
 
 class Objective(NamedTuple):
-    """The loss of a chunk. All but arrays: nothing here is traced.
+    """The loss of a chunk, but for its arrays: what is the same for all chunks and known before the loop.
 
     Args:
         head: the student's `OutputHead`; its arrays are not read, they come as arguments.
