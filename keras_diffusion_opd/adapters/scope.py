@@ -26,6 +26,7 @@ class Scope:
         bank: whose scope it is.
         slots, weights: (batch, stack); slots of weight 0 are 0.
         active: bool (batch,), rows that are not the base.
+        all_active: whether it is known here, outside of a program, that no row is the base.
         argument: whether the selection was an argument of the program that is being compiled.
         own: whether variables are arguments of the program already, since a Keras model holds them.
         trained: path -> site of the adapter in training.
@@ -39,6 +40,7 @@ class Scope:
     weights: Any
     active: Any
     argument: bool = True
+    all_active: bool = False
     own: bool = False
     trained: dict[str, TrainedSite] = dataclasses.field(default_factory=dict)
     trained_weights: Any = None
@@ -57,6 +59,8 @@ def scope_of(bank: Any, selection: Selection, copies: int = 1, **more: Any) -> S
     scope = Scope(bank, ops.where(used, slots, ops.zeros_like(slots)), weights, ops.any(used, axis=1), argument, **more)
     if scope.trained_weights is not None:
         scope.active = ops.logical_or(scope.active, ops.not_equal(scope.trained_weights, 0))
+    active = backend.concrete(scope.active)
+    scope.all_active = active is not None and bool(active.all())
     return scope
 
 
@@ -131,8 +135,9 @@ class Site:
         result = y + ops.cast(self._restore(delta, shape, reverse), y.dtype)
         if not reverse:
             result = self._rescaled(scope, result, y, delta, shape)
-        active = ops.reshape(scope.active, (-1, *(1 for _ in result.shape[1:])))
-        result = ops.where(active, result, y)  # a base row keeps its bits, whatever it holds
+        if not scope.all_active:  # a base row keeps its bits, whatever it holds
+            active = ops.reshape(scope.active, (-1, *(1 for _ in result.shape[1:])))
+            result = ops.where(active, result, y)
         if last is None:
             return result
         return _soft_cap(result, last) if reverse else last(result)

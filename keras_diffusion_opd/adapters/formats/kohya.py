@@ -32,8 +32,8 @@ def read_kohya(
     keys: dict[str, list[str]] = {}
     for key, array in arrays.items():
         ending = next((e for e in _ENDINGS if key.endswith(e)), None)
-        flat = key[len(_PREFIX) : -len(ending)] if ending and key.startswith(_PREFIX) else None
-        name = key if flat is None else paths.get(flat, key)
+        ours = ending is not None and key.startswith(_PREFIX)
+        name = paths.get(key[len(_PREFIX) : -len(ending)], key) if ours and ending else key
         keys.setdefault(name, []).append(key)
         if ending is None or name == key:
             continue
