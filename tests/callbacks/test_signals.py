@@ -33,6 +33,14 @@ class SendOnce(keras.callbacks.Callback):
                 os.kill(os.getpid(), self.number)
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """A process that was begun in the background has SIGINT ignored, which `fit` respects. Not so these tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     return state_of(train(tmp_path_factory.mktemp("whole"), make_trainer(), validate=True)[0])

@@ -45,7 +45,10 @@ def test_help_imports_neither_keras_nor_numpy() -> None:
         (("verify",), "the following arguments are required: path"),
         (("verify", "/nowhere/run.json"), "/nowhere/run.json does not exist"),
         (("card", "/nowhere"), "/nowhere does not exist"),
-        (("card", os.path.dirname(__file__)), "must hold run.json, lineage.json, checkpoint.json, store.json or checkpoints"),
+        (
+            ("card", os.path.dirname(__file__)),
+            "must hold run.json, lineage.json, checkpoint.json, store.json or checkpoints",
+        ),
     ],
 )
 def test_wrong_use_is_told_on_stderr_with_status_2(arguments: tuple[str, ...], phrase: str) -> None:
