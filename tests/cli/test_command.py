@@ -47,7 +47,7 @@ def test_help_imports_neither_keras_nor_numpy() -> None:
         (("card", "/nowhere"), "/nowhere does not exist"),
         (
             ("card", os.path.dirname(__file__)),
-            "must hold run.json, lineage.json, checkpoint.json, store.json or checkpoints",
+            "must hold run.json, lineage.json, checkpoint.json, store.json",
         ),
     ],
 )
