@@ -107,7 +107,7 @@ class Trial:
         )
         own = Scans(drawn, classes)
         return {
-            "bits_per_pixel": float(np.mean(scores.bits)),
+            "bits_per_pixel": float(np.mean(self.examiner.bits(self.student, self.held_out, settings.draws))),
             "kl_held_out": scores.kl,
             "kl_own_samples": self.examiner(own, max(1, settings.draws // 16)).kl,
             "sample_distance": sliced_wasserstein(own, self.held_out),
