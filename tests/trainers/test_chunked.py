@@ -68,6 +68,8 @@ def test_weights_and_reports_equal_those_of_the_dense_loss(kind, jit):
     assert history.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(history[name], values, rtol=1e-5)
+    if jit:
+        return  # evaluation is the same but for one more program to compile
     mine, other = (t.evaluate(PreparedDataset(batches), verbose=0, return_dict=True) for t in (ours, theirs))
     for name, value in other.items():
         assert mine[name] == pytest.approx(value, rel=1e-5)
