@@ -45,7 +45,7 @@ class Timed(ProvenanceCheckpoint):
         return False
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        pass
+        """Nothing is saved here: what is measured are the checkpoints within the epoch."""
 
     def on_train_end(self, logs: Any = None) -> None:
         self._writer.join()

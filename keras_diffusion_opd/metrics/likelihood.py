@@ -1,5 +1,6 @@
 """Upper bounds on the negative log-likelihood of masked and of block diffusion models."""
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -188,6 +189,10 @@ def masked_likelihood_bound(
         return corruption.model_inputs(corrupted[rows], ids[rows], conditions=part, token_key=token_key)
 
     score = _program(denoiser, getattr(corruption, "mask_id", None), inputs(first.token_ids, np.zeros(size, int)))
+
+    def entropies(corrupted: np.ndarray, rows: np.ndarray) -> Any:
+        return score(inputs(corrupted, rows), ids[rows].astype("int32"))
+
     # 2. Score one corruption of everything after the other.
     if samples is None:
         passes, total = every_subset(corruption, ids, frozen)
@@ -195,14 +200,7 @@ def masked_likelihood_bound(
         passes, total = _drawn(corruption, samples, seed, sample_ids, ids, frozen, scale), samples
     nats, draws = np.zeros(len(ids)), []
     for done, (corrupted, weights, factor) in enumerate(passes, 1):
-        found = np.zeros(len(ids))
-        for start in range(0, len(ids), size):
-            taken = np.minimum(np.arange(start, start + size), len(ids) - 1)
-            chosen = taken[: len(ids) - start]
-            entropies = ops.convert_to_numpy(score(inputs(corrupted, taken), ids[taken].astype("int32")))
-            part = weights[chosen]
-            # A value of weight 0 does not enter, even infinite.
-            found[chosen] = np.sum(part * np.where(part != 0, entropies[: len(chosen)].astype("float64"), 0.0), axis=1)
+        found = _weighted(functools.partial(entropies, corrupted), weights, size)
         nats += factor * found
         draws.append(factor * np.sum(found) / np.sum(tokens))
         if progress is not None:
@@ -213,6 +211,19 @@ def masked_likelihood_bound(
     pairs = 2 if corruption.times == "antithetic" else 1
     independent = np.mean(np.reshape(draws, (-1, pairs)), axis=1)
     return LikelihoodBound(nats / samples, tokens, independent, False, byte_counts)
+
+
+def _weighted(entropies_of: Callable[[np.ndarray], Any], weights: np.ndarray, size: int) -> np.ndarray:
+    """float64 (N,): of every row the sum of its entropies times `weights` (N, L), scored `size` rows at a time."""
+    count = len(weights)
+    found = np.zeros(count)
+    for start in range(0, count, size):
+        taken = np.minimum(np.arange(start, start + size), count - 1)  # the last row fills up the batch
+        chosen = taken[: count - start]
+        entropies, part = ops.convert_to_numpy(entropies_of(taken)), weights[chosen]
+        # A value of weight 0 does not enter, even infinite.
+        found[chosen] = np.sum(part * np.where(part != 0, entropies[: len(chosen)].astype("float64"), 0.0), axis=1)
+    return found
 
 
 def _drawn(
