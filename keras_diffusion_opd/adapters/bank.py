@@ -13,12 +13,13 @@ from keras_diffusion_opd.adapters.admission import check_admission, slot_content
 from keras_diffusion_opd.adapters.attribute_paths import chosen_paths, layers_by_path
 from keras_diffusion_opd.adapters.choosing import Choosing
 from keras_diffusion_opd.adapters.fusing import Fusion
-from keras_diffusion_opd.adapters.scope import Scope, Site, entered, scope_of
+from keras_diffusion_opd.adapters.scope import Scope, Site, scope_of
 from keras_diffusion_opd.adapters.selection import Selection
 from keras_diffusion_opd.adapters.slots import Resident, SlotTable
 from keras_diffusion_opd.adapters.stack import Stack, as_stack
 from keras_diffusion_opd.layers.banked_site import BankedSite
 from keras_diffusion_opd.layers.site_geometry import geometry_of
+from keras_diffusion_opd.layers.wrapped_calls import in_force
 from keras_diffusion_opd.provenance import digest
 from keras_diffusion_opd.validation import positive_int
 
@@ -338,7 +339,7 @@ class AdapterBank(Choosing, keras.layers.Layer):
     @contextlib.contextmanager
     def _entered(self, selection: Selection, copies: int = 1, **more: Any) -> Iterator[Scope]:
         scope = scope_of(self, selection, copies, **more)
-        with entered(scope):
+        with in_force(self, scope):
             yield scope
 
     def _vacate(self, resident: Resident | None) -> None:

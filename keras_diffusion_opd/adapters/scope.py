@@ -1,7 +1,6 @@
 """The selection that is in force, and the calls of layers that read it."""
 
 import contextlib
-import contextvars
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
@@ -14,8 +13,7 @@ from keras_diffusion_opd.adapters.selection import Selection
 from keras_diffusion_opd.layers.banked_site import BankedSite
 from keras_diffusion_opd.layers.site_geometry import EmbeddingGeometry, SiteGeometry
 from keras_diffusion_opd.layers.trained_site import TrainedSite
-
-_scopes: contextvars.ContextVar[tuple["Scope", ...]] = contextvars.ContextVar("adapter_scopes", default=())
+from keras_diffusion_opd.layers.wrapped_calls import WrappedCalls, innermost
 
 
 @dataclasses.dataclass
@@ -64,16 +62,6 @@ def scope_of(bank: Any, selection: Selection, copies: int = 1, **more: Any) -> S
     return scope
 
 
-@contextlib.contextmanager
-def entered(scope: Scope) -> Iterator[Scope]:
-    """`scope` in force, for this thread and task alone."""
-    token = _scopes.set((*_scopes.get(), scope))
-    try:
-        yield scope
-    finally:
-        _scopes.reset(token)
-
-
 @dataclasses.dataclass
 class Site:
     """A layer with its place in a bank.
@@ -92,34 +80,20 @@ class Site:
     geometry: SiteGeometry
     banked: BankedSite
     lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
-    attached: bool = True
-    _wrapped: dict[str, Any] = dataclasses.field(default_factory=dict)
+    _calls: WrappedCalls | None = None
 
     def attach(self) -> None:
         """Wrap `call`, and `quantized_call` where there is one, on the instance."""
-        for method in ("call", "quantized_call"):
-            original = getattr(self.layer, method, None)
-            if original is not None:
-                wrapper = self._wrapper(original)
-                self._wrapped[method] = (wrapper, vars(self.layer).get(method))
-                setattr(self.layer, method, wrapper)
+        self._calls = WrappedCalls(self.layer, self._around, ("call", "quantized_call"))
 
     def detach(self) -> None:
         """Give the layer its own methods back."""
-        self.attached = False
-        for method, (wrapper, before) in self._wrapped.items():
-            if vars(self.layer).get(method) is wrapper:
-                if before is None:
-                    delattr(self.layer, method)
-                else:
-                    setattr(self.layer, method, before)
+        if self._calls is not None:
+            self._calls.detach()
 
-    def _wrapper(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def adapted(*args: Any, **kwargs: Any) -> Any:
-            scope = next((s for s in reversed(_scopes.get()) if s.bank is self.bank), None) if self.attached else None
-            return original(*args, **kwargs) if scope is None else self._adapted(scope, original, args, kwargs)
-
-        return adapted
+    def _around(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        scope = innermost(self.bank)
+        return original(*args, **kwargs) if scope is None else self._adapted(scope, original, args, kwargs)
 
     def _adapted(self, scope: Scope, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         x = args[0] if args else kwargs["inputs"]

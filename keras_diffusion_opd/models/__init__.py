@@ -9,10 +9,13 @@
 - `block_diffusion_mask`, `block_causal_mask`: who sees whom in block diffusion.
 - `hidden_route(model)`: its hidden states and its head, for losses that do without all the logits; `OffersHidden`:
   what a model of your own has to say for that.
+- `ControlNet`, `ControlledModel`: copies of the first blocks that read an image, and the denoiser that follows it.
 - `EveryPosition`, `TiedTokenScorer`: the layers a scorer is made of.
 """
 
 from keras_diffusion_opd.data.block_masks import block_causal_mask, block_diffusion_mask
+from keras_diffusion_opd.models.control_net import ControlNet
+from keras_diffusion_opd.models.controlled_model import ControlledModel
 from keras_diffusion_opd.models.every_position import EveryPosition
 from keras_diffusion_opd.models.full_attention import causal_attention, full_attention
 from keras_diffusion_opd.models.hidden_route import HiddenRoute, OffersHidden, hidden_route
@@ -23,6 +26,8 @@ from keras_diffusion_opd.models.token_scorer import token_scorer
 from keras_diffusion_opd.models.transformer_denoiser import TransformerDenoiser
 
 __all__ = [
+    "ControlNet",
+    "ControlledModel",
     "EveryPosition",
     "HiddenRoute",
     "OffersHidden",
