@@ -3,10 +3,10 @@
     KERAS_BACKEND=jax python benchmarks/controlnet_digits.py
 
 An MMDiT of KerasHub learns to draw scikit-learn's 8x8 digits without any condition. A ControlNet then learns, with that
-denoiser frozen, to draw the digit whose 4x4 thumbnail (means of 2x2 pixels) it is shown. Measured on digits that none
-of the two has seen: the correlation of the thumbnail of what is drawn with the thumbnail that was shown, over samples; before
-training, after it, and after it where each row is shown the thumbnail of another row and the noise stays. Then
-the drawing must follow the new thumbnail and leave the old one.
+denoiser frozen, to draw the digit whose 4x4 thumbnail (means of 2x2 pixels) it is shown. Measured on unseen digits:
+the correlation of the thumbnail of what is drawn with the thumbnail that was shown, over samples; before
+training, after it, and after it where each row is shown the thumbnail of another row and keeps its noise. Then the
+drawing must follow the new thumbnail and leave the old one.
 """
 
 import argparse
