@@ -68,7 +68,7 @@ def _add_records(commands: Any) -> None:
         "recompute digests and say what does not hold",
         "0 everything holds; 1 something does not; 2 there is nothing to verify.",
     )
-    command.add_argument("path", help=where)
+    command.add_argument("path", help=f"{where}, an adapter, or a preset that carries adapters")
     command.add_argument("--record", metavar="DIGEST", help="the newest record must have it; kept where none can forge")
     command.set_defaults(run=records.verify)
 

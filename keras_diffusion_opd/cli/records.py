@@ -1,4 +1,4 @@
-"""`kdo verify`, `kdo card`, `kdo lineage` and `kdo diff`: records of runs, lineages, checkpoints, teacher stores."""
+"""`kdo verify`, `kdo card`, `kdo lineage` and `kdo diff`: records of runs, lineages, checkpoints, stores, adapters."""
 
 import argparse
 import sys
@@ -7,11 +7,18 @@ from pathlib import Path
 
 def verify(options: argparse.Namespace) -> int:
     """Print what holds and what does not; 0 if all holds, 1 if not, 2 if there is nothing to verify."""
+    from keras_diffusion_opd.cli.adapter_files import verify_adapters
     from keras_diffusion_opd.provenance import Lineage, RunRecord, verify_path
     from keras_diffusion_opd.provenance.row_manifest import Manifest
 
     try:
-        results = verify_path(options.path)
+        results = verify_adapters(Path(options.path))
+        if not results or Path(options.path).is_dir():
+            try:
+                results += verify_path(options.path)
+            except FileNotFoundError:  # adapters alone
+                if not results:
+                    raise
     except OSError as error:
         print(f"kdo verify: {error}", file=sys.stderr)
         return 2
