@@ -124,8 +124,8 @@ def run(seed: int, epochs: int) -> dict[str, float]:
 def main() -> None:
     """Run and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=2)
     options = parser.parse_args()
     start, found = time.perf_counter(), []
     for seed in range(options.seeds):
