@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import threading
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -17,31 +16,3 @@ os.environ.setdefault(
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-
-
-def _share_lowering_contexts(uses: int = 200) -> None:
-    """Have JAX lower `uses` programs in one MLIR context instead of a new one each.
-
-    Making a context takes 5 to 10 ms, a third of what a tiny program costs from trace to machine code, and this suite
-    compiles tens of thousands of them. Renewed now and then, since a context never forgets. `make_ir_context` is not
-    public: where a version of JAX lacks it nothing is changed but the time.
-    """
-    from jax._src.interpreters import mlir
-
-    make = getattr(mlir, "make_ir_context", None)
-    if make is None:
-        return
-    here = threading.local()
-
-    def shared() -> object:
-        count = getattr(here, "count", 0)
-        if count % uses == 0:
-            here.context = make()
-        here.count = count + 1
-        return here.context
-
-    mlir.make_ir_context = shared
-
-
-if os.environ["KERAS_BACKEND"] == "jax":
-    _share_lowering_contexts()

@@ -9,7 +9,9 @@ from keras_diffusion_opd.losses.chunked.distillation import (
 )
 from keras_diffusion_opd.losses.distillation import DistillationLoss, TokenCrossEntropyLoss
 from keras_diffusion_opd.losses.divergences import token_cross_entropy, token_divergence
+from keras_diffusion_opd.losses.group_advantage import GroupAdvantages, group_advantages, reward_weights
 from keras_diffusion_opd.losses.keras_losses import TeacherDivergence, TokenCrossEntropy
+from keras_diffusion_opd.losses.nft import nft_loss
 from keras_diffusion_opd.losses.sampled import sampled_divergence
 from keras_diffusion_opd.losses.token_scores import TokenScores, token_entropy, token_log_probs
 from keras_diffusion_opd.losses.top_k import top_k_divergence
@@ -19,6 +21,7 @@ __all__ = [
     "AlignmentReport",
     "ChunkedDistillationLoss",
     "DistillationLoss",
+    "GroupAdvantages",
     "HiddenScores",
     "LossOutput",
     "TeacherDivergence",
@@ -29,6 +32,9 @@ __all__ = [
     "alignment_self_test",
     "chunked_distillation",
     "exclude_id",
+    "group_advantages",
+    "nft_loss",
+    "reward_weights",
     "sampled_divergence",
     "token_cross_entropy",
     "token_divergence",

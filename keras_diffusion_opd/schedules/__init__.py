@@ -9,6 +9,7 @@ from keras_diffusion_opd.schedules.closed_forms import (
 )
 from keras_diffusion_opd.schedules.custom import CustomMaskSchedule
 from keras_diffusion_opd.schedules.mask_schedule import MaskSchedule
+from keras_diffusion_opd.schedules.old_policy_decay import OldPolicyDecay, get_old_policy_decay
 
 __all__ = [
     "CosineMaskSchedule",
@@ -17,5 +18,7 @@ __all__ = [
     "LinearMaskSchedule",
     "LogLinearMaskSchedule",
     "MaskSchedule",
+    "OldPolicyDecay",
     "get_mask_schedule",
+    "get_old_policy_decay",
 ]
