@@ -13,7 +13,7 @@ from keras_diffusion_opd.losses.dmd import dmd_gradient, dmd_loss, gan_critic_lo
 from keras_diffusion_opd.losses.flow_grpo import flow_grpo_loss, flow_sde_step, gaussian_step_kl, gaussian_step_log_prob
 from keras_diffusion_opd.losses.group_advantage import GroupAdvantages, group_advantages, reward_weights
 from keras_diffusion_opd.losses.keras_losses import TeacherDivergence, TokenCrossEntropy
-from keras_diffusion_opd.losses.nft import nft_loss
+from keras_diffusion_opd.losses.nft import NFTLoss, nft_loss
 from keras_diffusion_opd.losses.sampled import sampled_divergence
 from keras_diffusion_opd.losses.token_scores import TokenScores, token_entropy, token_log_probs
 from keras_diffusion_opd.losses.top_k import top_k_divergence
@@ -26,6 +26,7 @@ __all__ = [
     "GroupAdvantages",
     "HiddenScores",
     "LossOutput",
+    "NFTLoss",
     "TeacherDivergence",
     "TokenCrossEntropy",
     "TokenCrossEntropyLoss",

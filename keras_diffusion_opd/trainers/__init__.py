@@ -1,5 +1,6 @@
 """Trainers: `X(student, ...).compile(...).fit(dataset)`, then `.student`."""
 
+from keras_diffusion_opd.trainers.diffusion_nft_trainer import DiffusionNFTTrainer
 from keras_diffusion_opd.trainers.prepared_trainer import PreparedTrainer
 
-__all__ = ["PreparedTrainer"]
+__all__ = ["DiffusionNFTTrainer", "PreparedTrainer"]
