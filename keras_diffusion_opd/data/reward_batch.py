@@ -13,7 +13,7 @@ from keras_diffusion_opd.data.training_batch import TrainingBatch
 
 @dataclass(frozen=True)
 class RewardBatch(TrainingBatch):
-    """What reinforcement learning on the forward process trains on: see `callbacks.RewardRollout`, which makes them.
+    """What reinforcement learning on the forward process trains on, as `trainers.DiffusionNFTTrainer` takes it.
 
     Args:
         samples: float (B, ...), x0, samples of the policy.
@@ -60,11 +60,11 @@ class RewardBatch(TrainingBatch):
         stamp: Stamp | None = None,
     ) -> Self:
         """A validated batch, float32; `loss_weights` are 1 where not given."""
-        parts = [np.asarray(a, "float32") for a in (samples, noise, times, rewards)]
-        ones = np.ones(parts[0].shape[:1], "float32")
+        x0, noise, times, rewards = (np.asarray(a, "float32") for a in (samples, noise, times, rewards))
+        ones = np.ones(x0.shape[:1], "float32")
         weights = ones if loss_weights is None else np.asarray(loss_weights, "float32")
         named = {name: np.asarray(value) for name, value in (conditions or {}).items()}
-        return cls(*parts, weights, named, stamp).validate()
+        return cls(x0, noise, times, rewards, weights, named, stamp).validate()
 
     def validate(self) -> Self:
         """See the class."""
@@ -116,7 +116,7 @@ class RewardBatch(TrainingBatch):
         if not (isinstance(x, dict) and names <= set(x) <= {*names, "conditions"} and isinstance(y, dict)):
             raise ValueError(
                 "The data must be RewardBatch objects or what their as_fit() gives. Received x "
-                f"{sorted(x) if isinstance(x, dict) else type(x).__name__}. Make them with callbacks.RewardRollout."
+                f"{sorted(x) if isinstance(x, dict) else type(x).__name__}. Make them with RewardBatch.create()."
             )
         if sample_weight is None:
             raise ValueError("`sample_weight` must be the loss weights (B,). Received None.")

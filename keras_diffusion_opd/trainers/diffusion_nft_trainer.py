@@ -29,9 +29,10 @@ _MESSAGES = {
 class DiffusionNFTTrainer(WindowTrainer):
     """Aligns a flow model with a reward, without likelihoods: any sampler may draw, and no chain is kept.
 
-    Rounds: the old policy draws groups of samples (`callbacks.RewardRollout`), a reward ranks each group, `fit`
-    makes a few updates of the policy on noised versions of them, then the old policy follows the policy. One epoch is
-    one round: `callbacks.RolloutRefresh` draws at its beginning, and the trainer blends at its end.
+    Rounds: the old policy draws groups of samples, a reward ranks each group (`losses.group_advantages`,
+    `losses.reward_weights`), `fit` makes a few updates of the policy on noised versions of them, then the old policy
+    follows the policy. One epoch is one round: `callbacks.RolloutRefresh` asks `old` for samples at its beginning, and
+    the trainer blends at its end.
 
     The policy is trained in full; or, where it is an `AdaptedModel` (`AdapterBank.trainable`), as an adapter: then
     the old policy and the reference are adapters of the same base too, and no copies of the model are made.
@@ -146,7 +147,10 @@ class DiffusionNFTTrainer(WindowTrainer):
         super()._adopt(fed, arguments)
         callbacks = arguments.get("callbacks") or []
         if not isinstance(callbacks, keras.callbacks.CallbackList):
-            arguments["callbacks"] = [_OldFollows(), *(callbacks if isinstance(callbacks, list | tuple) else [callbacks])]
+            arguments["callbacks"] = [
+                _OldFollows(),
+                *(callbacks if isinstance(callbacks, list | tuple) else [callbacks]),
+            ]
 
     def old_follows(self) -> None:
         """Let the old policy follow: `old <- d old + (1 - d) policy`, d by the number of updates."""
