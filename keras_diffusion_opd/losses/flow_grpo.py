@@ -95,7 +95,7 @@ def gaussian_step_log_prob(sample: Any, mean: Any, deviation: Any, *, reduction:
     spread = rows.per_row("deviation", deviation, 0.0)
     residual = (ops.stop_gradient(rows["sample"]) - rows["mean"]) / column(spread, rows["mean"])
     average = -row_mean(ops.square(residual)) / 2 - ops.log(spread) - math.log(2 * math.pi) / 2
-    return average if reduction == "mean" else average * math.prod(rows.shape[1:])
+    return average if reduction == "mean" else average * math.prod(int(n or 1) for n in rows.shape[1:])
 
 
 def gaussian_step_kl(mean: Any, reference_mean: Any, deviation: Any) -> Any:

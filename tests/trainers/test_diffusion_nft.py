@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 import keras_diffusion_opd as kdo
 from keras_diffusion_opd.data import RewardBatch
