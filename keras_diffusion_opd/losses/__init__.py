@@ -9,6 +9,7 @@ from keras_diffusion_opd.losses.chunked.distillation import (
 )
 from keras_diffusion_opd.losses.distillation import DistillationLoss, TokenCrossEntropyLoss
 from keras_diffusion_opd.losses.divergences import token_cross_entropy, token_divergence
+from keras_diffusion_opd.losses.flow_matching import FlowMatchingLoss, flow_matching_loss
 from keras_diffusion_opd.losses.group_advantage import GroupAdvantages, group_advantages, reward_weights
 from keras_diffusion_opd.losses.keras_losses import TeacherDivergence, TokenCrossEntropy
 from keras_diffusion_opd.losses.nft import nft_loss
@@ -21,6 +22,7 @@ __all__ = [
     "AlignmentReport",
     "ChunkedDistillationLoss",
     "DistillationLoss",
+    "FlowMatchingLoss",
     "GroupAdvantages",
     "HiddenScores",
     "LossOutput",
@@ -32,6 +34,7 @@ __all__ = [
     "alignment_self_test",
     "chunked_distillation",
     "exclude_id",
+    "flow_matching_loss",
     "group_advantages",
     "nft_loss",
     "reward_weights",
