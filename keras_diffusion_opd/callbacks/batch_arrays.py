@@ -7,10 +7,11 @@ import numpy as np
 
 from keras_diffusion_opd.data.flow_batch import FlowBatch
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
+from keras_diffusion_opd.data.reward_batch import RewardBatch
 from keras_diffusion_opd.data.stamp import Stamp
 from keras_diffusion_opd.data.training_batch import TrainingBatch
 
-_KINDS: dict[str, type[TrainingBatch]] = {"PreparedBatch": PreparedBatch, "FlowBatch": FlowBatch}
+_KINDS: dict[str, type[TrainingBatch]] = {kind.__name__: kind for kind in (PreparedBatch, FlowBatch, RewardBatch)}
 
 
 def to_arrays(batches: list[TrainingBatch]) -> tuple[list[dict[str, Any]], list[np.ndarray]]:

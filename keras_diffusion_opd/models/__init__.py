@@ -17,6 +17,7 @@
 from keras_diffusion_opd.data.block_masks import block_causal_mask, block_diffusion_mask
 from keras_diffusion_opd.models.control_net import ControlNet
 from keras_diffusion_opd.models.controlled_model import ControlledModel
+from keras_diffusion_opd.models.copies import copy_model
 from keras_diffusion_opd.models.every_position import EveryPosition
 from keras_diffusion_opd.models.full_attention import causal_attention, full_attention
 from keras_diffusion_opd.models.hidden_route import HiddenRoute, OffersHidden, hidden_route
@@ -41,6 +42,7 @@ __all__ = [
     "block_causal_mask",
     "block_diffusion_mask",
     "causal_attention",
+    "copy_model",
     "full_attention",
     "hidden_route",
     "token_scorer",
