@@ -1,8 +1,8 @@
 """What a flow sampler does at each evaluation of the denoiser, as numbers: one line of coefficients per row.
 
-Every solver here is linear: the next state is `keep * base + now * v + before * v_before + spread * noise`, where `base`
-is the state, or the state at the start of the step (`restart`). So one compiled step serves all of them, and rows at
-different steps, of different lengths, with different noise. The numbers are made on the host, in float64.
+Every solver here is linear: the next state is `keep * base + now * v + before * v_before + spread * noise`, where
+`base` is the state, or the state at the start of the step (`restart`). So one compiled step serves all of them, and
+rows at different steps, of different lengths, with different noise. The numbers are made on the host, in float64.
 """
 
 from typing import Any

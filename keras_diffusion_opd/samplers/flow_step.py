@@ -39,7 +39,7 @@ def guided_velocity(conditional: Any, unconditional: Any, guidance: Any, rescale
     assert np.array(v).tolist() == [[1.0], [3.0]]
     ```
     """
-    conditional = ops.convert_to_tensor(conditional)
+    conditional, unconditional = ops.convert_to_tensor(conditional), ops.convert_to_tensor(unconditional)
     w = per_row(ops.convert_to_tensor(guidance), conditional)
     guided = unconditional + w * (conditional - unconditional)
     if rescale is not None:

@@ -18,6 +18,7 @@ from keras_diffusion_opd.schedules.flow_grid import resolution_shift, shift_time
 from keras_diffusion_opd.schedules.flow_times import grid_times, logit_normal_times, uniform_times
 from keras_diffusion_opd.schedules.flow_weights import flow_weight
 from keras_diffusion_opd.schedules.mask_schedule import MaskSchedule
+from keras_diffusion_opd.schedules.old_policy_decay import OldPolicyDecay, get_old_policy_decay
 
 __all__ = [
     "CosineMaskSchedule",
@@ -26,8 +27,10 @@ __all__ = [
     "LinearMaskSchedule",
     "LogLinearMaskSchedule",
     "MaskSchedule",
+    "OldPolicyDecay",
     "flow_weight",
     "get_mask_schedule",
+    "get_old_policy_decay",
     "grid_times",
     "logit_normal_times",
     "resolution_shift",
