@@ -159,7 +159,7 @@ class FlowSampler:
             rows = np.flatnonzero(~sound)
             raise ValueError(
                 f"The samples are not finite in {len(rows)} of {len(sound)} rows, first in row {first_row + rows[0]}: "
-                "the denoiser's velocity is NaN or infinite. Has its training diverged, or does half precision overflow?"
+                "the denoiser's velocity is NaN or infinite. Has training diverged, or does half precision overflow?"
             )
         return np.asarray(ops.convert_to_numpy(state["x"]))
 
