@@ -107,9 +107,10 @@ class ByHand(HandWritten):
 
 
 def _no_violations() -> Any:
+    from keras_diffusion_opd.data.violations import messages
     from keras_diffusion_opd.trainers.checks import no_violations
 
-    return no_violations()
+    return no_violations(messages())
 
 
 def make(side: str, size: str, k: int) -> Any:

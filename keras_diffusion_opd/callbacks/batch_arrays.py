@@ -5,11 +5,16 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_diffusion_opd.data.flow_batch import FlowBatch
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
+from keras_diffusion_opd.data.reward_batch import RewardBatch
 from keras_diffusion_opd.data.stamp import Stamp
+from keras_diffusion_opd.data.training_batch import TrainingBatch
+
+_KINDS: dict[str, type[TrainingBatch]] = {kind.__name__: kind for kind in (PreparedBatch, FlowBatch, RewardBatch)}
 
 
-def to_arrays(batches: list[PreparedBatch]) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
+def to_arrays(batches: list[TrainingBatch]) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
     """A description of every batch, and the arrays that it numbers."""
     arrays: list[np.ndarray] = []
 
@@ -25,11 +30,12 @@ def to_arrays(batches: list[PreparedBatch]) -> tuple[list[dict[str, Any]], list[
     for batch in batches:
         x, y, weights = batch.as_fit()
         stamp = None if batch.stamp is None else batch.stamp.to_json()
-        described.append({"fit": [number(x), number(y), number(weights)], "stamp": stamp})
+        kind = {} if isinstance(batch, PreparedBatch) else {"kind": type(batch).__name__}
+        described.append({"fit": [number(x), number(y), number(weights)], "stamp": stamp, **kind})
     return described, arrays
 
 
-def from_arrays(described: list[dict[str, Any]], arrays: list[np.ndarray]) -> list[PreparedBatch]:
+def from_arrays(described: list[dict[str, Any]], arrays: list[np.ndarray]) -> list[TrainingBatch]:
     """The batches that `to_arrays` took apart; validated."""
 
     def nest(node: Any) -> Any:
@@ -42,11 +48,10 @@ def from_arrays(described: list[dict[str, Any]], arrays: list[np.ndarray]) -> li
 
     batches = []
     for entry in described:
-        batch = PreparedBatch.from_fit(*(nest(node) for node in entry["fit"]))
+        kind = _KINDS[entry.get("kind", "PreparedBatch")]
         stamp = None if entry["stamp"] is None else Stamp.from_json(entry["stamp"])
-        batches.append(
-            PreparedBatch(batch.model_inputs, batch.target_ids, batch.loss_weights, batch.teacher, stamp).validate()
-        )
+        x, y, weights = (nest(node) for node in entry["fit"])
+        batches.append(kind.from_fit(x, y, weights, stamp).validate())
     return batches
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_diffusion_opd.data.dataset import PreparedDataset
-from keras_diffusion_opd.data.prepared_batch import PreparedBatch
+from keras_diffusion_opd.data.training_batch import TrainingBatch
 from keras_diffusion_opd.validation import positive_int
 
 
@@ -19,7 +19,7 @@ class RolloutRefresh(keras.callbacks.Callback):
 
     Args:
         dataset: the `PreparedDataset` that `fit` trains on. Its batches are replaced by as many others.
-        rollout: `(student, policy_version) -> list[PreparedBatch]`, each with
+        rollout: `(student, policy_version) -> list[PreparedBatch]` (`list[RewardBatch]`), each with
             `stamp=Stamp(policy_version=policy_version, ...)`: samples from the student, corrupts them and
             has the teacher score them.
         every: whole number >= 1, epochs between two rollouts.
@@ -57,7 +57,7 @@ class RolloutRefresh(keras.callbacks.Callback):
     def __init__(
         self,
         dataset: PreparedDataset,
-        rollout: Callable[[Any, int], Sequence[PreparedBatch]],
+        rollout: Callable[[Any, int], Sequence[TrainingBatch]],
         *,
         every: int = 1,
     ) -> None:
@@ -85,12 +85,12 @@ class RolloutRefresh(keras.callbacks.Callback):
         self.dataset.policy_version = version
         if self.dataset.resumed_at or epoch % self.every or self.dataset.staleness() == 0:
             return  # an epoch that is resumed in its middle goes on with the batches of its beginning
-        batches = self.rollout(self.model.student, version)
+        batches = self.rollout(getattr(self.model, "rollout_policy", self.model.student), version)
         if not isinstance(batches, list | tuple) or not batches:
             received = "an empty one" if isinstance(batches, list | tuple) else type(batches).__name__
             raise TypeError(f"`rollout` must return a list of PreparedBatch objects. Received {received}.")
         for index, batch in enumerate(batches):
-            if not isinstance(batch, PreparedBatch):
+            if not isinstance(batch, TrainingBatch):
                 raise TypeError(
                     f"`rollout` must return PreparedBatch objects. Received {type(batch).__name__} at index {index}."
                 )
@@ -102,3 +102,8 @@ class RolloutRefresh(keras.callbacks.Callback):
                     "PreparedBatch.create."
                 )
         self.dataset.replace(batches)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Log what the rollout has to say of itself (`rollout.logs`), such as the mean reward."""
+        if logs is not None:
+            logs.update(getattr(self.rollout, "logs", None) or {})

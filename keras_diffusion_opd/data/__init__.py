@@ -4,9 +4,11 @@ from keras_diffusion_opd.data.alignment import AlignmentError, TargetFit, check_
 from keras_diffusion_opd.data.concatenation import concatenate_batches
 from keras_diffusion_opd.data.corruption import BlockCorruption, MaskedCorruption
 from keras_diffusion_opd.data.dataset import PreparedDataset, StaleBatchError
+from keras_diffusion_opd.data.flow_batch import FlowBatch
 from keras_diffusion_opd.data.hidden_targets import HiddenTargets
 from keras_diffusion_opd.data.output_head import OutputHead
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
+from keras_diffusion_opd.data.reward_batch import RewardBatch
 from keras_diffusion_opd.data.row_digests import require_rows, row_digests
 from keras_diffusion_opd.data.sampled_targets import SampledTargets
 from keras_diffusion_opd.data.stamp import Stamp
@@ -33,6 +35,7 @@ __all__ = [
     "CorruptedTokens",
     "DegenerateTeacherError",
     "DenseTargets",
+    "FlowBatch",
     "HiddenTargets",
     "MaskedCorruption",
     "OutputHead",
@@ -42,6 +45,7 @@ __all__ = [
     "PackedTopK",
     "PreparedBatch",
     "PreparedDataset",
+    "RewardBatch",
     "SampledTargets",
     "StaleBatchError",
     "Stamp",

@@ -1,39 +1,37 @@
 """Several batches as one: the micro-batches of a rollout, the parts of a source."""
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import keras
 import numpy as np
 
 from keras_diffusion_opd.data.arrays import dtype_of, leaves_with_paths, map_leaves, same_shape, shape_of
-from keras_diffusion_opd.data.prepared_batch import PreparedBatch
+from keras_diffusion_opd.data.training_batch import TrainingBatch
+
+Batch = TypeVar("Batch", bound=TrainingBatch)
 
 
 @overload
-def concatenate_batches(batches: Sequence[PreparedBatch], *, rows: Sequence[int] | None = None) -> PreparedBatch: ...
+def concatenate_batches(batches: Sequence[Batch], *, rows: Sequence[int] | None = None) -> Batch: ...
 
 
 @overload
-def concatenate_batches(
-    batches: Sequence[PreparedBatch | None], *, rows: Sequence[int] | None = None
-) -> PreparedBatch | None: ...
+def concatenate_batches(batches: Sequence[Batch | None], *, rows: Sequence[int] | None = None) -> Batch | None: ...
 
 
-def concatenate_batches(
-    batches: Sequence[PreparedBatch | None], *, rows: Sequence[int] | None = None
-) -> PreparedBatch | None:
+def concatenate_batches(batches: Sequence[Batch | None], *, rows: Sequence[int] | None = None) -> Batch | None:
     """The rows of several batches as one. NumPy stays NumPy; dtypes stay what they are.
 
     The stamp is that of the oldest policy; none where a batch has none, for then the age is not known.
 
     Args:
-        batches: sequence of `PreparedBatch`, all of one structure, row shape and dtype; or of None alone: parts
-            of a rollout that prepared nothing.
+        batches: sequence of `PreparedBatch` (or of `FlowBatch`), all of one structure, row shape and dtype; or of
+            None alone: parts of a rollout that prepared nothing.
         rows: None, or how many rows each batch should have: the number of completions of that part.
 
     Returns:
-        `PreparedBatch` of all rows, in order; None where all of `batches` are None.
+        One batch of that kind with all rows, in order; None where all of `batches` are None.
 
     Raises:
         TypeError: something is neither a PreparedBatch nor None.
@@ -68,22 +66,24 @@ def concatenate_batches(
         ]
     )
     x, y, weights = map_leaves(lambda _: next(joined), list(batches[0].as_fit()))
-    whole = PreparedBatch.from_fit(x, y, weights)
     stamps = [batch.stamp for batch in batches if batch.stamp is not None]
     stamp = min(stamps, key=lambda s: s.policy_version) if len(stamps) == len(batches) else None
-    return PreparedBatch(whole.model_inputs, whole.target_ids, whole.loss_weights, whole.teacher, stamp)
+    return type(batches[0]).from_fit(x, y, weights, stamp)
 
 
-def _present(batches: Sequence[PreparedBatch | None]) -> list[PreparedBatch] | None:
+def _present(batches: Sequence[Batch | None]) -> list[Batch] | None:
     """The batches; None where all are None. TypeError or ValueError where they are something else, or mixed."""
     if not batches:
         raise ValueError("Nothing to concatenate: `batches` is empty.")
     for index, batch in enumerate(batches):
-        if batch is not None and not isinstance(batch, PreparedBatch):
+        if batch is not None and not isinstance(batch, TrainingBatch):
             raise TypeError(f"`batches` must hold PreparedBatch objects. Received {type(batch).__name__} at {index}.")
     present = [batch for batch in batches if batch is not None]
     if not present:
         return None
+    kinds = sorted({type(batch).__name__ for batch in present})
+    if len(kinds) > 1:
+        raise TypeError(f"`batches` must be of one kind. Received {' and '.join(kinds)}.")
     if len(present) < len(batches):
         missing = [index for index, batch in enumerate(batches) if batch is None]
         raise ValueError(
@@ -93,7 +93,7 @@ def _present(batches: Sequence[PreparedBatch | None]) -> list[PreparedBatch] | N
     return present
 
 
-def _require_row_counts(batches: list[PreparedBatch], rows: Sequence[int] | None) -> None:
+def _require_row_counts(batches: Sequence[TrainingBatch], rows: Sequence[int] | None) -> None:
     if rows is None:
         return
     found = [batch.rows for batch in batches]

@@ -12,6 +12,7 @@ from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.row_source import RowSource
 from keras_diffusion_opd.data.staleness import Staleness
 from keras_diffusion_opd.data.teacher_checks import check_teacher
+from keras_diffusion_opd.data.training_batch import TrainingBatch
 from keras_diffusion_opd.provenance import digest
 from keras_diffusion_opd.provenance.differences import Difference, find_differences
 from keras_diffusion_opd.validation import positive_int
@@ -27,8 +28,8 @@ class PreparedDataset(keras.utils.PyDataset):
     The order is a function of (seed, epoch) alone: a resumed run continues with the same batches.
 
     Args:
-        batches_or_store: a `PreparedBatch`, a list of them, or anything with `len()` and integer indexing
-            that gives them (or raw objects, with `adapter`). Of a `TeacherStore` the rows of a batch are read
+        batches_or_store: a `PreparedBatch` (or `FlowBatch`), a list of them, or anything with `len()` and integer
+            indexing that gives them (or raw objects, with `adapter`). Of a `TeacherStore` the rows of a batch are read
             when it is drawn; without `batch_size` every row is a batch.
         batch_size: rows per batch. None keeps the batches as they are; a number joins the rows of all
             batches (their lengths must agree) and cuts them anew, the last batch short.
@@ -76,7 +77,7 @@ class PreparedDataset(keras.utils.PyDataset):
         shuffle: bool = False,
         seed: int = 0,
         max_staleness: int | None = None,
-        adapter: Callable[[Any], PreparedBatch] | None = None,
+        adapter: Callable[[Any], TrainingBatch] | None = None,
         check_teacher: bool = True,
         content_digest: bool = True,
     ) -> None:
@@ -102,14 +103,14 @@ class PreparedDataset(keras.utils.PyDataset):
         self.refresh_every: int | None = None  # epochs after which `RolloutRefresh` does
         self.used = Staleness()
         self._start = 0
-        self._ahead: PreparedBatch | None = None
+        self._ahead: TrainingBatch | None = None
         self._epoch = 0
         self._prepared = False  # the source holds what an adapter has given
         self._digest: str | None = None
         self._source, self._rows = self._open(batches_or_store)
 
-    def _open(self, source: Any) -> tuple[Any, PreparedBatch | None]:
-        if isinstance(source, PreparedBatch):
+    def _open(self, source: Any) -> tuple[Any, TrainingBatch | None]:
+        if isinstance(source, TrainingBatch):
             source = [source]
         if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
             raise TypeError(
@@ -125,10 +126,10 @@ class PreparedDataset(keras.utils.PyDataset):
         rows = concatenate_batches([self._batch(source, index) for index in range(len(source))])
         return source, rows
 
-    def _batch(self, source: Any, index: int) -> PreparedBatch:
+    def _batch(self, source: Any, index: int) -> TrainingBatch:
         item = source[index]
         batch = item if self.adapter is None or self._prepared else self.adapter(item)
-        if not isinstance(batch, PreparedBatch):
+        if not isinstance(batch, TrainingBatch):
             whose = "`adapter` must return" if self.adapter is not None else "`batches_or_store` must hold"
             raise TypeError(
                 f"{whose} PreparedBatch objects. Received {type(batch).__name__} for item {index}. "
@@ -166,18 +167,18 @@ class PreparedDataset(keras.utils.PyDataset):
             raise ValueError(f"`replace` must keep the number of batches, {before}. Received {after}.")
         self._source, self._rows = source, rows
 
-    def held(self) -> list[PreparedBatch]:
+    def held(self) -> list[TrainingBatch]:
         """The present batches, or their rows as one, in the order of the source: what `restore` takes."""
         if self._rows is not None:
             return [self._rows]
         return [self._batch(self._source, index) for index in range(len(self._source))]
 
-    def held_for(self, epoch: int, batch: int) -> list[PreparedBatch]:
+    def held_for(self, epoch: int, batch: int) -> list[TrainingBatch]:
         """What a run that goes on at `batch` of `epoch` must be given: nothing where it rolls out anew, or owns all."""
         due = not batch and self.refresh_every and epoch % self.refresh_every == 0 and self.staleness() != 0
         return self.held() if self.on_policy and not due else []
 
-    def restore(self, batches: list[PreparedBatch], replacements: int) -> None:
+    def restore(self, batches: list[TrainingBatch], replacements: int) -> None:
         """Put batches back that `held` gave in an earlier run, and the count of replacements before them."""
         self._put(batches, prepared=True)
         self.replacements, self.on_policy = int(replacements), True
@@ -243,7 +244,7 @@ class PreparedDataset(keras.utils.PyDataset):
             np.random.Philox(key=np.array([self.seed % 2**64, self._epoch], "uint64"))
         ).permutation(count)
 
-    def _batches_of(self, source: Any, rows: PreparedBatch | None) -> int:
+    def _batches_of(self, source: Any, rows: TrainingBatch | None) -> int:
         count = len(source) if rows is None else int(rows.rows or 0)
         cut = self.batch_size is not None and (rows is not None or isinstance(source, RowSource))
         return -(-count // int(self.batch_size or 1)) if cut else count
@@ -256,12 +257,12 @@ class PreparedDataset(keras.utils.PyDataset):
         """Number of batches in an epoch."""
         return len(self)
 
-    def batch(self, index: int) -> PreparedBatch:
+    def batch(self, index: int) -> TrainingBatch:
         """The batch at position `index` of the present epoch's order; raises where it is too old."""
         if not 0 <= index < len(self):
             raise IndexError(f"Batch {index} of {len(self)}.")
         if isinstance(self._source, RowSource):
-            batch = self._source.batch(self._chosen(index, len(self._source)).tolist()).validate()
+            batch: TrainingBatch = self._source.batch(self._chosen(index, len(self._source)).tolist()).validate()
         elif self._rows is None:
             batch = self._batch(self._source, int(self._order(len(self))[index]))
         else:
@@ -270,7 +271,7 @@ class PreparedDataset(keras.utils.PyDataset):
         self._refuse_stale(batch, index)
         if batch.stamp is not None:
             self.used.drawn(index, batch.stamp.policy_version)
-        if self._unchecked:
+        if self._unchecked and isinstance(batch, PreparedBatch):
             check_teacher(batch, least=16)
             self._unchecked = False
         return batch
@@ -300,7 +301,7 @@ class PreparedDataset(keras.utils.PyDataset):
         ages = [None if stamp is None else stamp.staleness(self.policy_version) for stamp in stamps]
         return None if None in ages else max(age for age in ages if age is not None)
 
-    def _refuse_stale(self, batch: PreparedBatch, index: int) -> None:
+    def _refuse_stale(self, batch: TrainingBatch, index: int) -> None:
         if self.max_staleness is None:
             return
         if batch.stamp is None:

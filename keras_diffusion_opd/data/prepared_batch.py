@@ -18,13 +18,14 @@ from keras_diffusion_opd.data.arrays import (
 )
 from keras_diffusion_opd.data.stamp import Stamp
 from keras_diffusion_opd.data.targets import TeacherTargets, validate_logits_shape
+from keras_diffusion_opd.data.training_batch import TrainingBatch
 
 _LARGEST_ID = 2**31 - 1
 LARGEST_WEIGHT = 1e30
 
 
 @dataclass(frozen=True)
-class PreparedBatch:
+class PreparedBatch(TrainingBatch):
     """Corrupted inputs, the ids to predict, a weight per token, and what the teacher says.
 
     Whoever builds the batch owns corruption, mask ids, tokenizer, alignment and rollouts; from here on
@@ -226,7 +227,7 @@ class PreparedBatch:
         return self.model_inputs, y, self.loss_weights
 
     @classmethod
-    def from_fit(cls, x: Any, y: Any, sample_weight: Any) -> "PreparedBatch":
+    def from_fit(cls, x: Any, y: Any, sample_weight: Any, stamp: Stamp | None = None) -> "PreparedBatch":
         """The batch behind `(x, y, sample_weight)`. Does not validate values.
 
         Raises:
@@ -249,7 +250,7 @@ class PreparedBatch:
         teacher = None
         if y.get("teacher") is not None:
             teacher = TeacherTargets.from_tagged(y["teacher"])
-        return cls(x, y["target_ids"], sample_weight, teacher)
+        return cls(x, y["target_ids"], sample_weight, teacher, stamp)
 
     def map(self, function: Any) -> "PreparedBatch":
         """The same batch with `function` applied to every array. Does not validate."""

@@ -11,9 +11,10 @@ from keras_diffusion_opd.losses.distillation import DistillationLoss, TokenCross
 from keras_diffusion_opd.losses.divergences import token_cross_entropy, token_divergence
 from keras_diffusion_opd.losses.dmd import dmd_gradient, dmd_loss, gan_critic_loss, gan_generator_loss
 from keras_diffusion_opd.losses.flow_grpo import flow_grpo_loss, flow_sde_step, gaussian_step_kl, gaussian_step_log_prob
+from keras_diffusion_opd.losses.flow_matching import FlowMatchingLoss, flow_matching_loss
 from keras_diffusion_opd.losses.group_advantage import GroupAdvantages, group_advantages, reward_weights
 from keras_diffusion_opd.losses.keras_losses import TeacherDivergence, TokenCrossEntropy
-from keras_diffusion_opd.losses.nft import nft_loss
+from keras_diffusion_opd.losses.nft import NFTLoss, nft_loss
 from keras_diffusion_opd.losses.sampled import sampled_divergence
 from keras_diffusion_opd.losses.token_scores import TokenScores, token_entropy, token_log_probs
 from keras_diffusion_opd.losses.top_k import top_k_divergence
@@ -23,9 +24,11 @@ __all__ = [
     "AlignmentReport",
     "ChunkedDistillationLoss",
     "DistillationLoss",
+    "FlowMatchingLoss",
     "GroupAdvantages",
     "HiddenScores",
     "LossOutput",
+    "NFTLoss",
     "TeacherDivergence",
     "TokenCrossEntropy",
     "TokenCrossEntropyLoss",
@@ -37,6 +40,7 @@ __all__ = [
     "dmd_loss",
     "exclude_id",
     "flow_grpo_loss",
+    "flow_matching_loss",
     "flow_sde_step",
     "gan_critic_loss",
     "gan_generator_loss",

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import keras
 from keras import ops
 
 from keras_diffusion_opd.losses.sample_rows import SampleRows, column, row_mean
@@ -130,3 +131,72 @@ def _positive(name: str, value: Any) -> float:
     if value <= 0:
         raise ValueError(f"`{name}` must be above 0. Received {value}.")
     return value
+
+
+@keras.saving.register_keras_serializable(package="keras_diffusion_opd")
+class NFTLoss:
+    """The settings of `nft_loss`: what `trainers.DiffusionNFTTrainer` takes.
+
+    Args:
+        beta: > 0. The paper uses 1, and .1 for single rewards; a smaller one learns faster and hacks the reward sooner.
+        kl_weight: >= 0, pull to the reference. The paper uses 1e-4. A larger one (.1) keeps samples close to the data.
+        adaptive: whether the branches are weighted by their own error.
+        advantage_clip: > 0. The paper uses 5.
+
+    Raises:
+        ValueError: a setting out of range.
+
+    Source: Zheng et al., "DiffusionNFT", 2025, arXiv:2509.16117.
+
+    Example:
+
+    ```python
+    from keras_diffusion_opd.losses import NFTLoss
+
+    assert NFTLoss(kl_weight=0.1).get_config()["beta"] == 1.0
+    ```
+    """
+
+    metric_names = ("nft/positive_loss", "nft/negative_loss", "nft/old_deviation", "nft/kl")
+
+    def __init__(
+        self, *, beta: float = 1.0, kl_weight: float = 1e-4, adaptive: bool = True, advantage_clip: float = 5.0
+    ) -> None:
+        self.beta, self.advantage_clip = _positive("beta", beta), _positive("advantage_clip", advantage_clip)
+        self.kl_weight = finite_real("kl_weight", kl_weight)
+        if self.kl_weight < 0:
+            raise ValueError(f"`kl_weight` must be at least 0. Received {kl_weight}.")
+        self.adaptive = bool(adaptive)
+
+    def __call__(
+        self,
+        velocity: Any,
+        old_velocity: Any,
+        x_s: Any,
+        x0: Any,
+        time: Any,
+        reward: Any,
+        reference_velocity: Any,
+        sample_weight: Any = None,
+    ) -> LossOutput:
+        """`nft_loss` with these settings."""
+        return nft_loss(
+            velocity,
+            old_velocity,
+            x_s,
+            x0,
+            time,
+            reward,
+            reference_velocity=reference_velocity,
+            sample_weight=sample_weight,
+            **self.get_config(),
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {
+            "beta": self.beta,
+            "kl_weight": self.kl_weight,
+            "adaptive": self.adaptive,
+            "advantage_clip": self.advantage_clip,
+        }

@@ -19,7 +19,9 @@ class BackendWindow:
     """The JAX half of `WindowTrainer`."""
 
     # The rest of the trainer, as this half sees it.
-    micro_batch_terms: Any
+    micro_batch: Any
+    updated: Any
+    violation_messages: Any
     gradient_scale: Any
     mean_gradients: Any
     sum_dtype: Any
@@ -29,8 +31,6 @@ class BackendWindow:
     metrics_variables: Any
     trainable_variables: Any
     non_trainable_variables: Any
-    stateless_call: Any
-    call_arguments: Any
     get_metrics_result: Any
     on_empty: str
     steps_per_execution: int
@@ -42,21 +42,23 @@ class BackendWindow:
     # ---- pure functions ------------------------------------------------------------------------------
 
     def _forward(
-        self, tv: list[Any], ntv: list[Any], mv: list[Any], data: Any, training: bool
+        self, tv: list[Any], ntv: list[Any], ov: list[Any] | None, mv: list[Any], data: Any
     ) -> tuple[Any, tuple[dict[str, Any], list[Any], list[Any]]]:
-        """Primary sum of one micro-batch, then (violations, new non-trainable and metrics variables)."""
+        """Primary sum of one micro-batch, then (violations, new non-trainable and metrics variables).
+
+        Without the optimizer's variables `ov` this is evaluation.
+        """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        logits, ntv, losses = self.stateless_call(
-            tv, ntv, x, return_losses=True, training=training, **self.call_arguments
-        )
-        # A loss may read variables (a head, say): inside the scope they are this step's values.
+        # Models, loss and metrics read and write variables: inside the scope they are this step's values.
         mapping = [
             *zip(self.trainable_variables, tv, strict=True),
             *zip(self.non_trainable_variables, ntv, strict=True),
             *zip(self.metrics_variables, mv, strict=True),
+            *([] if ov is None else zip(self.optimizer.variables, ov, strict=True)),
         ]
-        with keras.StatelessScope(state_mapping=mapping) as scope:
-            primary, found = self.micro_batch_terms(x, y, sample_weight, logits, losses)
+        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+            primary, found = self.micro_batch(x, y, sample_weight, ov is not None)
+        ntv = [scope.get_current_value(v) for v in self.non_trainable_variables]
         mv = [scope.get_current_value(v) for v in self.metrics_variables]
         return primary, (found, ntv, mv)
 
@@ -66,7 +68,7 @@ class BackendWindow:
         tv, ov = frozen
 
         def objective(tv: list[Any]) -> Any:
-            primary, rest = self._forward(tv, ntv, mv, data, True)
+            primary, rest = self._forward(tv, ntv, ov, mv, data)
             scale = self.gradient_scale(primary.weight)
             with keras.StatelessScope(state_mapping=list(zip(self.optimizer.variables, ov, strict=True))):
                 return self.optimizer.scale_loss(primary.total * scale), (primary.weight, scale, *rest)
@@ -74,13 +76,23 @@ class BackendWindow:
         gradients, (added, scale, found, ntv, mv) = jax.grad(objective, has_aux=True)(tv)
         wide = [g.astype(self.sum_dtype(v)) / scale for g, v in zip(gradients, self.trainable_variables, strict=True)]
         sums = wide if sums is None else [a + b for a, b in zip(sums, wide, strict=True)]
-        return sums, weight + added.astype(weight.dtype), add_violations(table, found, index), ntv, mv
+        table = add_violations(self.violation_messages(), table, found, index)
+        return sums, weight + added.astype(weight.dtype), table, ntv, mv
 
     def _apply(self, state: Any, sums: list[Any], weight: Any, table: Any) -> Any:
         """The update of the window: divided once, applied once, or not at all."""
         tv, ntv, ov, mv = state
         new_tv, new_ov = self.optimizer.stateless_apply(ov, self.mean_gradients(sums, weight), tv)
         moved = jnp.logical_and(sound(table), jnp.logical_or(weight > 0, self.on_empty == "zero_grad"))
+        mapping = [
+            *zip(self.trainable_variables, new_tv, strict=True),
+            *zip(self.non_trainable_variables, ntv, strict=True),
+        ]
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            self.updated()
+        new_ntv = [scope.get_current_value(v) for v in self.non_trainable_variables]
+        # What `updated` has not touched is the same object, and nothing is computed for it.
+        ntv = [old if new is old else jnp.where(moved, new, old) for new, old in zip(new_ntv, ntv, strict=True)]
         tv = [jnp.where(moved, new, old) for new, old in zip(new_tv, tv, strict=True)]
         ov = [jnp.where(moved, new, old) for new, old in zip(new_ov, ov, strict=True)]
         with keras.StatelessScope(state_mapping=list(zip(self.metrics_variables, mv, strict=True))):
@@ -90,19 +102,23 @@ class BackendWindow:
     def _single(self, state: Any, data: Any) -> Any:
         """A window of one micro-batch: no sums are kept beside the gradients."""
         tv, ntv, ov, mv = state
-        carry = (None, jnp.zeros((), self.weight_dtype()), no_violations(), ntv, mv)
+        carry = (None, jnp.zeros((), self.weight_dtype()), self._nothing_found(), ntv, mv)
         sums, weight, table, ntv, mv = self._micro(carry, (tv, ov), data, 0)
         return self._apply((tv, ntv, ov, mv), sums, weight, table)
 
     def _zero_sums(self, tv: list[Any]) -> list[Any]:
         return [jnp.zeros(v.shape, self.sum_dtype(v)) for v in tv]
 
+    def _nothing_found(self) -> Any:
+        return no_violations(self.violation_messages())
+
     def _evaluate_batch(self, state: Any, data: Any) -> Any:
         tv, ntv, mv = state
-        _, (found, ntv, mv) = self._forward(tv, ntv, mv, data, False)
+        _, (found, ntv, mv) = self._forward(tv, ntv, None, mv, data)
         with keras.StatelessScope(state_mapping=list(zip(self.metrics_variables, mv, strict=True))):
             logs = self.get_metrics_result()
-        return (logs, add_violations(no_violations(), found, 0)), (tv, ntv, mv)
+        table = add_violations(self.violation_messages(), self._nothing_found(), found, 0)
+        return (logs, table), (tv, ntv, mv)
 
     # ---- compiled functions ----------------------------------------------------------------------------
 
@@ -137,7 +153,7 @@ class BackendWindow:
         def several(keeper: _Keeper, iterator: Iterator[Any]) -> Any:
             tv, ntv, ov, mv = keeper.state
             data = next(iterator)
-            carry = (zeros(tv), jnp.zeros((), self.weight_dtype()), no_violations(), ntv, mv)
+            carry = (zeros(tv), jnp.zeros((), self.weight_dtype()), self._nothing_found(), ntv, mv)
             for index in range(k):
                 if index:
                     try:
@@ -162,7 +178,7 @@ class BackendWindow:
     def _finish(self, result: Any) -> Any:
         logs, moved, table = result
         moved, table = jax.device_get((moved, table))
-        raise_violations(np.asarray(table))
+        raise_violations(self.violation_messages(), np.asarray(table))
         self.window_done(bool(moved))
         return logs
 
@@ -189,7 +205,7 @@ class BackendWindow:
                         raise
                     break
                 (logs, table), keeper.state = step(keeper.state, data)
-                raise_violations(np.asarray(jax.device_get(table)), evaluating=True)
+                raise_violations(self.violation_messages(), np.asarray(jax.device_get(table)), evaluating=True)
             return logs
 
         def test_function(state: Any, iterator: Iterator[Any]) -> Any:

@@ -14,14 +14,14 @@ class BackendWindow:
     """The TensorFlow half of `WindowTrainer`."""
 
     # The rest of the trainer, as this half sees it.
-    micro_batch_terms: Any
-    call_arguments: Any
+    micro_batch: Any
+    updated: Any
+    violation_messages: Any
     gradient_scale: Any
     mean_gradients: Any
     sum_dtype: Any
     weight_dtype: Any
     optimizer: Any
-    losses: Any
     trainable_variables: Any
     get_metrics_result: Any
     distribute_strategy: Any
@@ -35,8 +35,7 @@ class BackendWindow:
         """One micro-batch added to the window's sums."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
-            logits = self(x, training=True, **self.call_arguments)  # type: ignore[operator]
-            primary, found = self.micro_batch_terms(x, y, sample_weight, logits, self.losses)
+            primary, found = self.micro_batch(x, y, sample_weight, True)
             scale = self.gradient_scale(primary.weight)
             objective = self.optimizer.scale_loss(primary.total * scale)
         gradients = tape.gradient(objective, [v.value for v in self.trainable_variables])
@@ -45,7 +44,8 @@ class BackendWindow:
             a if g is None else a + tf.cast(tf.convert_to_tensor(g), a.dtype) / scale
             for a, g in zip(sums, gradients, strict=True)
         ]
-        return sums, weight + tf.cast(primary.weight, weight.dtype), add_violations(table, found, index)
+        table = add_violations(self.violation_messages(), table, found, index)
+        return sums, weight + tf.cast(primary.weight, weight.dtype), table
 
     def _apply(self, sums: list[Any], weight: Any, table: Any) -> Any:
         """The update of the window: divided once, applied once, or not at all."""
@@ -54,6 +54,7 @@ class BackendWindow:
 
         def update() -> Any:
             self.optimizer.apply(gradients, self.trainable_variables)
+            self.updated()
             return tf.constant(0)
 
         tf.cond(moved, update, lambda: tf.constant(0))
@@ -61,7 +62,7 @@ class BackendWindow:
 
     def _start(self) -> Any:
         sums = [tf.zeros(v.shape, self.sum_dtype(v)) for v in self.trainable_variables]
-        return sums, tf.zeros((), self.weight_dtype()), no_violations()
+        return sums, tf.zeros((), self.weight_dtype()), no_violations(self.violation_messages())
 
     def _single(self, data: Any) -> Any:
         """A window of one micro-batch in one graph."""
@@ -70,9 +71,9 @@ class BackendWindow:
 
     def _evaluate_batch(self, data: Any) -> Any:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        logits = self(x, training=False, **self.call_arguments)  # type: ignore[operator]
-        _, found = self.micro_batch_terms(x, y, sample_weight, logits, self.losses)
-        return self.get_metrics_result(), add_violations(no_violations(), found, 0)
+        _, found = self.micro_batch(x, y, sample_weight, False)
+        checks = self.violation_messages()
+        return self.get_metrics_result(), add_violations(checks, no_violations(checks), found, 0)
 
     def _graph(self, function: Any) -> Any:
         if self.run_eagerly:
@@ -122,7 +123,7 @@ class BackendWindow:
 
     def _finish(self, result: Any) -> Any:
         logs, moved, table = result
-        raise_violations(table.numpy())
+        raise_violations(self.violation_messages(), table.numpy())
         self.window_done(bool(moved.numpy()))
         return logs
 
@@ -150,7 +151,7 @@ class BackendWindow:
                 if data is None:
                     break
                 logs, table = step(data)
-                raise_violations(table.numpy(), evaluating=True)
+                raise_violations(self.violation_messages(), table.numpy(), evaluating=True)
             return logs
 
         self.test_function = test_function

@@ -14,13 +14,13 @@ class BackendWindow:
     """The PyTorch half of `WindowTrainer`."""
 
     # The rest of the trainer, as this half sees it.
-    micro_batch_terms: Any
-    call_arguments: Any
+    micro_batch: Any
+    updated: Any
+    violation_messages: Any
     gradient_scale: Any
     mean_gradients: Any
     sum_dtype: Any
     optimizer: Any
-    losses: Any
     trainable_variables: Any
     get_metrics_result: Any
     predict_step: Any
@@ -41,8 +41,7 @@ class BackendWindow:
     def _micro(self, data: Any, index: int) -> Any:
         """Gradients of one micro-batch (float32 and undone of scaling), its weight and its violations."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        logits = self(x, training=True, **self.call_arguments)  # type: ignore[operator]
-        primary, found = self.micro_batch_terms(x, y, sample_weight, logits, self.losses)
+        primary, found = self.micro_batch(x, y, sample_weight, True)
         scale = self.gradient_scale(primary.weight)
         values = [v.value for v in self.trainable_variables]
         # Not backward(): Keras's zero_grad misses variables of equal path, whose gradients would add up.
@@ -51,7 +50,8 @@ class BackendWindow:
             None if g is None else g.to(getattr(torch, self.sum_dtype(v))) / scale
             for g, v in zip(gradients, self.trainable_variables, strict=True)
         ]
-        return wide, primary.weight.detach(), add_violations(no_violations(), found, index)
+        checks = self.violation_messages()
+        return wide, primary.weight.detach(), add_violations(checks, no_violations(checks), found, index)
 
     def _compiled(self, function: Any) -> Any:
         return torch.compile(function) if self.jit_compile and not self.run_eagerly else function
@@ -79,7 +79,7 @@ class BackendWindow:
         with torch.no_grad():
             for table in tables:
                 if not bool(sound(table)):
-                    raise_violations(table.cpu().numpy())
+                    raise_violations(self.violation_messages(), table.cpu().numpy())
             moved = self.on_empty == "zero_grad" or bool(weight > 0)
             if moved:
                 filled = [
@@ -87,6 +87,7 @@ class BackendWindow:
                     for g, v in zip(sums, self.trainable_variables, strict=True)
                 ]
                 self.optimizer.apply(self.mean_gradients(filled, weight), self.trainable_variables)
+                self.updated()
             self.window_done(moved)
             return self.get_metrics_result()
 
@@ -103,10 +104,10 @@ class BackendWindow:
             with torch.no_grad():
                 for data in map(attach_shared, batches):
                     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-                    logits = self(x, training=False, **self.call_arguments)  # type: ignore[operator]
-                    _, found = self.micro_batch_terms(x, y, sample_weight, logits, self.losses)
-                    table = add_violations(no_violations(), found, 0)
-                    raise_violations(table.cpu().numpy(), evaluating=True)
+                    _, found = self.micro_batch(x, y, sample_weight, False)
+                    checks = self.violation_messages()
+                    table = add_violations(checks, no_violations(checks), found, 0)
+                    raise_violations(checks, table.cpu().numpy(), evaluating=True)
                 return self.get_metrics_result()
 
         self.test_function = test_function

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_diffusion_opd.data.dataset import PreparedDataset
-from keras_diffusion_opd.data.prepared_batch import PreparedBatch
+from keras_diffusion_opd.data.training_batch import TrainingBatch
 from keras_diffusion_opd.trainers.feeding import Feed, IteratorClock
 
 
@@ -34,7 +34,7 @@ class Continuation:
     metric_sums: Sequence[np.ndarray]
     dataset: Mapping[str, Any]
     data_state: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    batches: Sequence[PreparedBatch] = ()
+    batches: Sequence[TrainingBatch] = ()
 
     def check(self, feed: Feed, arguments: Mapping[str, Any]) -> None:
         """ValueError unless `fit` with these arguments goes on where the earlier run stopped."""

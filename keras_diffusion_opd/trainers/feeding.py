@@ -8,7 +8,7 @@ import keras
 from keras_diffusion_opd import backend
 from keras_diffusion_opd.data.arrays import is_array
 from keras_diffusion_opd.data.dataset import PreparedDataset
-from keras_diffusion_opd.data.prepared_batch import PreparedBatch
+from keras_diffusion_opd.data.training_batch import TrainingBatch
 from keras_diffusion_opd.trainers.stateful_iterator import StatefulIterator, is_stateful
 
 
@@ -22,22 +22,28 @@ class Feed(NamedTuple):
 
 
 def feed(
-    x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int | None = None, shuffle: Any = False
+    kind: type[TrainingBatch],
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None = None,
+    shuffle: Any = False,
 ) -> Feed:
     """Recognise the data; ValueError with what is taken for anything else.
 
-    Rows that are given whole (a `PreparedBatch`, or arrays) are cut into batches of `batch_size`, 32 by
+    Rows that are given whole (a batch of the trainer's `kind`, or arrays) are cut into batches of `batch_size`, 32 by
     default as in Keras. Keras's own adapter for arrays refuses a weight per token next to a nested `y`.
     """
-    if isinstance(x, PreparedBatch) or y is not None:
-        rows = single(x, y, sample_weight)
+    if isinstance(x, TrainingBatch) or y is not None:
+        rows = single(kind, x, y, sample_weight)
         x, y, sample_weight = (
             PreparedDataset(rows, batch_size=32 if batch_size is None else batch_size, shuffle=bool(shuffle)),
             None,
             None,
         )
     _alone(x, y, sample_weight)
-    if isinstance(x, list | tuple) and x and all(isinstance(b, PreparedBatch) for b in x):
+    if isinstance(x, list | tuple) and x and all(isinstance(b, TrainingBatch) for b in x):
         x = PreparedDataset(list(x))
     if isinstance(x, PreparedDataset):
         return Feed(_relaxed(x), dataset=x, ordered=True)
@@ -58,8 +64,8 @@ def feed(
     if isinstance(x, Iterable) and origin.startswith("grain"):
         return Feed(as_fit(item) for item in x)
     raise ValueError(
-        "`x` must be a PreparedDataset, PreparedBatch or list of them, a generator, keras.utils.PyDataset, "
-        "tf.data.Dataset, grain dataset or torch DataLoader that yields PreparedBatch or batch.as_fit(); or arrays "
+        f"`x` must be a PreparedDataset, {kind.__name__} or list of them, a generator, keras.utils.PyDataset, "
+        f"tf.data.Dataset, grain dataset or torch DataLoader that yields {kind.__name__} or batch.as_fit(); or arrays "
         f"together with `y` and `sample_weight`. Received {type(x).__name__}."
     )
 
@@ -73,7 +79,7 @@ def refuse_fit_arguments(x: Any, y: Any, arguments: dict[str, Any]) -> None:
             f"`validation_split` must be 0: rows are split before they are prepared, so that no sample is on both "
             f"sides. Received {arguments['validation_split']}. Pass validation_data=..."
         )
-    whole = isinstance(x, PreparedBatch) or y is not None
+    whole = isinstance(x, TrainingBatch) or y is not None
     if arguments.get("batch_size") is not None and not whole:
         mend = "PreparedDataset(..., batch_size=...)" if isinstance(x, PreparedDataset | list) else "the source itself"
         raise ValueError(
@@ -92,17 +98,17 @@ def refuse_second_walk(x: Any, arguments: dict[str, Any]) -> None:
         )
 
 
-def single(x: Any, y: Any, sample_weight: Any) -> PreparedBatch:
-    """One validated batch from a `PreparedBatch` or from arrays."""
-    if isinstance(x, PreparedBatch):
+def single(kind: type[TrainingBatch], x: Any, y: Any, sample_weight: Any) -> TrainingBatch:
+    """One validated batch from a batch or, of the kind that the trainer takes, from arrays."""
+    if isinstance(x, TrainingBatch):
         _alone(x, y, sample_weight)
         return x.validate()
-    return PreparedBatch.from_fit(x, y, sample_weight).validate()
+    return kind.from_fit(x, y, sample_weight).validate()
 
 
 def as_fit(item: Any) -> Any:
-    """`(x, y, sample_weight)` of a `PreparedBatch`; anything else as it is."""
-    return item.as_fit() if isinstance(item, PreparedBatch) else item
+    """`(x, y, sample_weight)` of a batch; anything else as it is."""
+    return item.as_fit() if isinstance(item, TrainingBatch) else item
 
 
 def _alone(x: Any, y: Any, sample_weight: Any) -> None:

@@ -1,14 +1,18 @@
 """`PreparedTrainer`: distillation and fine-tuning on prepared batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 
+from keras_diffusion_opd import backend
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
-from keras_diffusion_opd.data.violations import violations_from
+from keras_diffusion_opd.data.violations import messages, violations, violations_from
 from keras_diffusion_opd.losses.chunked.distillation import ChunkedDistillationLoss, HiddenScores
+from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
 from keras_diffusion_opd.models.hidden_route import hidden_route
+from keras_diffusion_opd.trainers.settings import config_of
+from keras_diffusion_opd.trainers.token_metrics import TokenMetricSet
 from keras_diffusion_opd.trainers.window import WindowTrainer
 
 
@@ -64,6 +68,9 @@ class PreparedTrainer(WindowTrainer):
     ```
     """
 
+    batch_type = PreparedBatch
+    metric_set: TokenMetricSet
+
     def __init__(
         self,
         student: Any,
@@ -105,8 +112,6 @@ class PreparedTrainer(WindowTrainer):
         self.loss = loss
         self.logits_fn = logits_fn
         self._route = route
-        if route is not None:
-            self.call_arguments = {"hidden": True}
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None, hidden: bool = False) -> Any:
@@ -130,10 +135,48 @@ class PreparedTrainer(WindowTrainer):
             )
         super().compile(optimizer, **arguments)
 
-    def scored(self, scores: Any, batch: PreparedBatch) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
-        """See `WindowTrainer.scored`; for a chunked loss `scores` are hidden states."""
+    def make_metrics(self, extra: list[Any]) -> TokenMetricSet:
+        """Those of the loss, and metrics of tokens."""
+        return TokenMetricSet(tuple(getattr(self.loss, "metric_names", ())), extra)
+
+    def own_settings(self) -> dict[str, Any]:
+        """Class and configuration of `logits_fn`."""
+        return {"logits_fn": None if self.logits_fn is None else config_of(self.logits_fn)}
+
+    def violation_messages(self) -> Mapping[str, str]:
+        """See `keras_diffusion_opd.data.violations`."""
+        return messages()
+
+    def micro_batch(self, x: Any, y: Any, sample_weight: Any, training: bool) -> tuple[WeightedSum, dict[str, Any]]:
+        """The unreduced loss of one micro-batch, and where it breaks the contract."""
+        # 1. Score. The training flag reaches a `logits_fn` through Keras's call context.
+        scores = self(x, training=training, hidden=self._route is not None)
+        batch = PreparedBatch.from_fit(x, y, sample_weight)
+        # 2. Loss, and where it breaks the contract: values are not read here, but on the device.
+        with backend.values_hidden():
+            batch.validate()
+            output, find = self._scored(scores, batch)
+        if not isinstance(output, LossOutput):
+            raise TypeError(
+                f"The loss must return a LossOutput(primary, metrics). Received {type(output).__name__} from "
+                f"{self.loss!r}."
+            )
+        # 3. What layers add, then the metrics.
+        primary = self.with_losses(output.primary)
+        found = find(primary.total)
+        self.metric_set.update(primary, output.metrics, batch, scores)
+        return primary, found
+
+    def _scored(self, scores: Any, batch: PreparedBatch) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
+        """The loss of a batch, and a function of its sum that says where the batch breaks the contract.
+
+        Args:
+            scores: what `call` gave: float (B, L, V), logits; for a chunked loss hidden states.
+            batch: with its values hidden.
+        """
         if self._route is None:
-            return super().scored(scores, batch)
+            batch.validate_logits(scores)
+            return self.loss(scores, batch), lambda total: violations(batch, scores, total)
         head = self._route.head()
         examined = self.loss.examine(HiddenScores(scores, head), batch)
 

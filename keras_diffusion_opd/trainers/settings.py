@@ -17,7 +17,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         "accumulation_steps": trainer.accumulation_steps,
         "on_empty": trainer.on_empty,
         "metrics": [metric.name for metric in trainer.metrics],
-        "logits_fn": None if getattr(trainer, "logits_fn", None) is None else config_of(trainer.logits_fn),
+        **trainer.own_settings(),
         "backend": keras.backend.backend(),
     }
 

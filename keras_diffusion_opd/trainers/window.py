@@ -8,7 +8,6 @@ batches) is in `_jax.py`, `_tensorflow.py` and `_torch.py`.
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -16,9 +15,8 @@ from keras import ops
 
 from keras_diffusion_opd import backend
 from keras_diffusion_opd.data.dataset import PreparedDataset
-from keras_diffusion_opd.data.prepared_batch import PreparedBatch
-from keras_diffusion_opd.data.violations import violations
-from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
+from keras_diffusion_opd.data.training_batch import TrainingBatch
+from keras_diffusion_opd.losses.weighted_sum import WeightedSum
 from keras_diffusion_opd.trainers.compiling import check_optimizer, optimizer_from, refuse_compile_arguments
 from keras_diffusion_opd.trainers.continuation import Continuation, ContinuedCallbacks, PassingOver, data_state_of
 from keras_diffusion_opd.trainers.feeding import (
@@ -30,6 +28,7 @@ from keras_diffusion_opd.trainers.feeding import (
     refuse_second_walk,
     single,
 )
+from keras_diffusion_opd.trainers.gradient_sums import GradientSums
 from keras_diffusion_opd.trainers.metric_set import MetricSet, as_list
 from keras_diffusion_opd.trainers.settings import architecture_digest, settings_of
 from keras_diffusion_opd.validation import positive_int
@@ -44,15 +43,17 @@ else:
 ON_EMPTY = ("skip", "zero_grad")
 
 
-class WindowTrainer(BackendWindow, keras.Model):
+class WindowTrainer(BackendWindow, GradientSums, keras.Model):
     """A `keras.Model` whose `fit` makes exact accumulation windows. Base of the trainers of this library.
 
-    A subclass sets `loss` (callable: logits, `PreparedBatch` -> `LossOutput`) and implements `call`.
+    A subclass sets `student` and `loss`, says what kind of batch it takes, and implements `call`, `micro_batch`
+    and `violation_messages`.
     """
 
     loss: Any
-    #: What `call` is given beside inputs and training flag where a loss is to be computed.
-    call_arguments: Mapping[str, Any] = MappingProxyType({})
+    student: Any
+    batch_type: type[TrainingBatch]
+    metric_set: Any = None
     resumed: Any = None  # where an earlier run was that this one continues: the record of its checkpoint
     _feed: Feed | None = None  # inside of `fit`
     _steps: int | None = None
@@ -102,10 +103,10 @@ class WindowTrainer(BackendWindow, keras.Model):
                 "and pass accumulation_steps to compile()."
             )
         extra = [*as_list("metrics", metrics), *as_list("weighted_metrics", weighted_metrics)]
-        metric_set = MetricSet(tuple(getattr(self.loss, "metric_names", ())), extra)
+        own_metrics = self.make_metrics(extra)
         super().compile(optimizer=optimizer, steps_per_execution=accumulation_steps, **keras_arguments)
         self._loss_tracker = None  # Keras's own "loss" weighs batches by their number of rows
-        self._metric_set = metric_set
+        self.metric_set = own_metrics
         self._policy_version = 0
         self.resumed = self._architecture = self._continuation = None
         self._after_fit: list[Callable[[], None]] = []
@@ -142,7 +143,7 @@ class WindowTrainer(BackendWindow, keras.Model):
     @property
     def metrics(self) -> list[Any]:
         """`loss`, what the loss reports, then what was given to `compile`."""
-        return self._metric_set.all if getattr(self, "_metric_set", None) is not None else []
+        return [] if self.metric_set is None else self.metric_set.all
 
     @property
     def trainable_variables(self) -> list[Any]:
@@ -184,12 +185,12 @@ class WindowTrainer(BackendWindow, keras.Model):
     # ---- fit, evaluate -------------------------------------------------------------------------------
 
     def fit(self, x: Any = None, y: Any = None, **arguments: Any) -> Any:
-        """`keras.Model.fit` on prepared batches.
+        """`keras.Model.fit` on the trainer's batches.
 
         Args:
-            x: a `PreparedDataset`; a `PreparedBatch` or a list of them; a generator, `keras.utils.PyDataset`,
-                grain dataset or loader, or torch DataLoader that yields batches; a `tf.data.Dataset` of
-                `batch.as_fit()`; or arrays, with `y` and `sample_weight` as `as_fit()` gives them.
+            x: a `PreparedDataset`; a batch of the trainer's kind or a list of them; a generator,
+                `keras.utils.PyDataset`, grain dataset or loader, or torch DataLoader that yields batches; a
+                `tf.data.Dataset` of `batch.as_fit()`; or arrays, with `y` and `sample_weight` as `as_fit()` gives them.
             y: see `x`.
             **arguments: of `keras.Model.fit`. `validation_data` takes whatever `x` takes.
 
@@ -213,12 +214,12 @@ class WindowTrainer(BackendWindow, keras.Model):
         self._count_updates()
         if isinstance(x, PreparedDataset):
             x.policy_version = self.policy_version  # before a first batch is looked at
-        fed = feed(x, y, arguments.pop("sample_weight", None), **whole)
+        fed = feed(self.batch_type, x, y, arguments.pop("sample_weight", None), **whole)
         if arguments.get("validation_data") is not None:
             validation = arguments["validation_data"]
             parts = validation if isinstance(validation, tuple) else (validation,)
             rows = arguments.pop("validation_batch_size", None) or whole["batch_size"]
-            arguments["validation_data"] = feed(*parts, batch_size=rows).x
+            arguments["validation_data"] = feed(self.batch_type, *parts, batch_size=rows).x
         self._adopt(fed, arguments)
         check_optimizer(self)
         self._continue(fed, arguments)
@@ -288,7 +289,9 @@ class WindowTrainer(BackendWindow, keras.Model):
             return super().evaluate(x, y, **arguments)
         if isinstance(x, PreparedDataset):
             x.policy_version = self.policy_version
-        fed = feed(x, y, arguments.pop("sample_weight", None), batch_size=arguments.pop("batch_size", None))
+        fed = feed(
+            self.batch_type, x, y, arguments.pop("sample_weight", None), batch_size=arguments.pop("batch_size", None)
+        )
         return super().evaluate(fed.x, **arguments)
 
     def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, **arguments: Any) -> Any:
@@ -296,12 +299,12 @@ class WindowTrainer(BackendWindow, keras.Model):
         self._check_ready("train_on_batch")
         check_optimizer(self)
         self._count_updates()
-        return super().train_on_batch(*single(x, y, sample_weight).as_fit(), **arguments)
+        return super().train_on_batch(*single(self.batch_type, x, y, sample_weight).as_fit(), **arguments)
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, **arguments: Any) -> Any:
         """The exact loss and metrics of one batch; `x` may be a `PreparedBatch`."""
         self._check_ready("test_on_batch")
-        return super().test_on_batch(*single(x, y, sample_weight).as_fit(), **arguments)
+        return super().test_on_batch(*single(self.batch_type, x, y, sample_weight).as_fit(), **arguments)
 
     @property
     def policy_version(self) -> int:
@@ -325,70 +328,48 @@ class WindowTrainer(BackendWindow, keras.Model):
 
     # ---- the algorithm, shared by the backends ---------------------------------------------------------
 
-    def micro_batch_terms(
-        self, x: Any, y: Any, sample_weight: Any, logits: Any, extra_losses: Any
-    ) -> tuple[WeightedSum, dict[str, Any]]:
-        """The unreduced loss of one micro-batch, and where it breaks the contract. Updates the metrics.
+    def micro_batch(self, x: Any, y: Any, sample_weight: Any, training: bool) -> tuple[WeightedSum, dict[str, Any]]:
+        """What a trainer is: the unreduced loss of one micro-batch, and where it breaks the contract.
 
-        Losses that layers add (regularisers, `add_loss`) count with the micro-batch's weight, so that k
-        micro-batches equal one batch.
+        Called in the compiled step. It calls the models, updates `metric_set`, and may read every variable of
+        the trainer, in training those of the optimizer too.
+
+        Args:
+            x, y, sample_weight: of one micro-batch, as `batch_type.as_fit` gives them.
+            training: False while evaluating: then the same batch always gives the same value.
+
+        Returns:
+            The sum that is differentiated, with the weight that divides it at the end of the window
+            (`with_losses` adds what layers add), and for every name in `violation_messages` that applies a bool:
+            all (B, L), or all (B,). Where one is True the window raises, and makes no update.
         """
-        batch = PreparedBatch.from_fit(x, y, sample_weight)
-        with backend.values_hidden():
-            batch.validate()
-            output, find = self.scored(logits, batch)
-        if not isinstance(output, LossOutput):
-            raise TypeError(
-                f"The loss must return a LossOutput(primary, metrics). Received {type(output).__name__} from "
-                f"{self.loss!r}."
+        raise NotImplementedError
+
+    def violation_messages(self) -> Mapping[str, str]:
+        """What each check means, by the names that `micro_batch` gives: in the words of the error."""
+        raise NotImplementedError
+
+    def updated(self) -> None:
+        """Called in the compiled step after an update: may assign to variables that are not trained."""
+
+    def make_metrics(self, extra: list[Any]) -> MetricSet:
+        """The metrics, given those of `compile`."""
+        if extra:
+            raise ValueError(
+                f"`metrics` must be None for a {type(self).__name__}: it logs what its loss reports. Received {extra}."
             )
-        weight = output.primary.weight
-        total = output.primary.total
-        for loss in extra_losses:
+        return MetricSet(tuple(getattr(self.loss, "metric_names", ())))
+
+    def own_settings(self) -> dict[str, Any]:
+        """JSON values, beside loss, optimizer and window: what else two runs must have in common."""
+        return {}
+
+    def with_losses(self, primary: WeightedSum) -> WeightedSum:
+        """`primary`, and the losses that layers add (regularisers, `add_loss`), with the micro-batch's weight.
+
+        So k micro-batches equal one batch.
+        """
+        total, weight = primary
+        for loss in self.losses:
             total = total + weight * ops.cast(ops.sum(loss), total.dtype)
-        found = find(total)
-        primary = WeightedSum(total, weight)
-        self._metric_set.update(primary, output.metrics, batch, logits)
-        return primary, found
-
-    def scored(self, scores: Any, batch: PreparedBatch) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
-        """The loss of a batch, and a function of its sum that says where the batch breaks the contract.
-
-        Args:
-            scores: what `call` gave: float (B, L, V), logits.
-            batch: with its values hidden.
-        """
-        batch.validate_logits(scores)
-        return self.loss(scores, batch), lambda total: violations(batch, scores, total)
-
-    def gradient_scale(self, weight: Any) -> Any:
-        """A power of two that a float16 loss is multiplied with before it is differentiated, else 1.
-
-        The sum over all tokens of a micro-batch is large where a mean is not; together with the loss scale
-        its gradients would overflow float16 in most windows. The factor is undone in float32.
-
-        Args:
-            weight: float scalar, the micro-batch's weight.
-        """
-        if not self._half_precision:
-            return 1.0
-        weight = ops.stop_gradient(ops.where(weight > 0, weight, ops.ones_like(weight)))
-        return ops.power(2.0, -ops.ceil(ops.log2(weight)))
-
-    def mean_gradients(self, sums: list[Any], weight: Any) -> list[Any]:
-        """Divide the window's gradient sums by its weight, once; 0 where the weight is 0."""
-        some = weight > 0
-        safe = ops.where(some, weight, ops.ones_like(weight))
-        return [
-            ops.cast(ops.where(some, g / ops.cast(safe, g.dtype), ops.zeros_like(g)), v.dtype)
-            for g, v in zip(sums, self.trainable_variables, strict=True)
-        ]
-
-    def weight_dtype(self) -> str:
-        """dtype of the window's weight: that of the widest gradient sum."""
-        return max((self.sum_dtype(v) for v in self.trainable_variables), default="float32")
-
-    @staticmethod
-    def sum_dtype(variable: Any) -> str:
-        """dtype of a gradient sum: float32, or float64 for float64 variables; never less."""
-        return "float64" if keras.backend.standardize_dtype(variable.dtype) == "float64" else "float32"
+        return WeightedSum(total, weight)

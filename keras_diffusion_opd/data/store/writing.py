@@ -204,9 +204,8 @@ def prepared_batches(batches: Any) -> Iterator[PreparedBatch]:
     if isinstance(batches, PreparedBatch):
         batches = [batches]
     if isinstance(batches, PreparedDataset):
-        yield from (batches.batch(index) for index in range(len(batches)))
-        return
-    if isinstance(batches, keras.utils.PyDataset):
+        batches = map(batches.batch, range(len(batches)))
+    elif isinstance(batches, keras.utils.PyDataset):
         batches = (batches[index] for index in range(_count(batches) or 0))
     if not isinstance(batches, Iterable):
         raise TypeError(f"`batches` must yield PreparedBatch objects. Received {type(batches).__name__}.")
