@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_diffusion_opd.data.counter_random import split_words, threefry2x32, uniform64
+from keras_diffusion_opd.counter_random import split_words, threefry2x32, uniform64
 
 DRAWS = ("independent", "systematic")
 _STREAM = 0x53414D50  # keeps these bits apart from those of the corruption at the same seed

@@ -8,13 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_diffusion_opd.data.counter_random import split_words, threefry2x32, uniform64
-from keras_diffusion_opd.data.diffusion_times import TIMES, drawn_step, mirror, uniform_times, words
+from keras_diffusion_opd.counter_random import split_words, threefry2x32, uniform64
 from keras_diffusion_opd.data.inference import batch_conditions
 from keras_diffusion_opd.data.prepared_batch import PreparedBatch
 from keras_diffusion_opd.data.stamp import Stamp
 from keras_diffusion_opd.data.targets import TeacherTargets
 from keras_diffusion_opd.schedules import get_mask_schedule
+from keras_diffusion_opd.schedules.diffusion_times import TIMES, drawn_step, mirror, spread_times, words
 from keras_diffusion_opd.validation import whole_number
 
 
@@ -104,7 +104,7 @@ class TokenCorruption(abc.ABC):
         drawn, mirrored = drawn_step(self.times, step)
         keys = threefry2x32(np, threefry2x32(np, words(seed), words(drawn)), split_words(ids))
         # 2. Draw t, for each block of each row.
-        uniform = uniform_times(self.times, seed, step, ids, batch_ids, parts=int(block[-1]) + 1)
+        uniform = spread_times(self.times, seed, step, ids, batch_ids, parts=int(block[-1]) + 1)
         t = self.schedule.eps + (1.0 - self.schedule.eps) * uniform
         # 3. Corrupt each token with probability 1 - alpha(t).
         rate = self.schedule.mask_probability(t)[:, block]

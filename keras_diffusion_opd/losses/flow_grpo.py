@@ -94,8 +94,8 @@ def gaussian_step_log_prob(sample: Any, mean: Any, deviation: Any, *, reduction:
     rows = SampleRows({"sample": sample, "mean": mean})
     spread = rows.per_row("deviation", deviation, 0.0)
     residual = (ops.stop_gradient(rows["sample"]) - rows["mean"]) / column(spread, rows["mean"])
-    average = -row_mean(ops.square(residual)) / 2 - ops.log(spread) - math.log(2 * math.pi) / 2
-    return average if reduction == "mean" else average * math.prod(int(n or 1) for n in rows.shape[1:])
+    terms = -ops.square(residual) / 2 - column(ops.log(spread), residual) - math.log(2 * math.pi) / 2
+    return row_mean(terms) if reduction == "mean" else ops.sum(terms, axis=tuple(range(1, len(rows.shape))))
 
 
 def gaussian_step_kl(mean: Any, reference_mean: Any, deviation: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_diffusion_opd.data.counter_random import split_words, threefry2x32, uniform32
+from keras_diffusion_opd.counter_random import split_words, threefry2x32, uniform32
 
 TIMES = ("logit_normal", "uniform")
 _TRAIN, _EVALUATE = 0, 1

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_diffusion_opd.data.counter_random import split_words, splitmix, threefry2x32, uniform32
+from keras_diffusion_opd.counter_random import split_words, splitmix, threefry2x32, uniform32
 
 # The largest float32 below 1: log1p(-u) stays finite.
 _BELOW_ONE = np.float32(1 - 2.0**-24)
@@ -55,3 +55,21 @@ def gumbel(keys: Any, step: Any, length: int, width: int) -> Any:
     index = ops.arange(width, dtype="int32")
     uniform = uniform32(ops, splitmix(ops, ops.expand_dims(start, -1), ops.expand_dims(stride, -1), index))
     return -ops.log(-ops.log1p(-ops.minimum(uniform, _BELOW_ONE)))
+
+
+def normal(xp: Any, keys: Any, step: Any, size: int) -> Any:
+    """Standard normal noise, float32 (B, size): the row's own, whatever the batch.
+
+    Box and Muller's pairs from 64 uniform bits each, down to 2^-33: the largest value is 6.8.
+
+    Args:
+        xp: `numpy` or `keras.ops`; both give the same bits, and the same noise to float32.
+        keys: int32 (B, 2), from `row_keys`.
+        step: int32 (B,), the row's own step.
+        size: int, numbers per row.
+    """
+    pairs = xp.expand_dims(xp.arange(-(-size // 2), dtype="int32"), 0)
+    first, second = threefry2x32(xp, (keys[:, :1], keys[:, 1:]), (pairs, xp.expand_dims(step, -1)))
+    radius = xp.sqrt(-2.0 * xp.log(uniform32(xp, first)))
+    angle = np.float32(2 * np.pi) * uniform32(xp, second)
+    return xp.concatenate([radius * xp.cos(angle), radius * xp.sin(angle)], axis=1)[:, :size]

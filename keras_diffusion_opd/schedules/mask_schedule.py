@@ -12,9 +12,9 @@ answers in their dtype, also under `jit`).
 import abc
 from typing import Any
 
-import keras
 import numpy as np
 
+from keras_diffusion_opd.schedules.namespace import namespace_of
 from keras_diffusion_opd.validation import finite_real
 
 
@@ -36,22 +36,22 @@ class MaskSchedule(abc.ABC):
 
     def alpha(self, t: Any) -> Any:
         """Probability that a token is not masked at time `t`; same shape as `t`, in [0, 1]."""
-        xp, t = _namespace(t)
+        xp, t = namespace_of(t)
         return self._alpha(xp, xp.maximum(t, self.eps))
 
     def alpha_derivative(self, t: Any) -> Any:
         """d alpha / d t at time `t`, at most 0; same shape as `t`."""
-        xp, t = _namespace(t)
+        xp, t = namespace_of(t)
         return self._derivative(xp, xp.maximum(t, self.eps))
 
     def mask_probability(self, t: Any) -> Any:
         """`1 - alpha(t)`; same shape as `t`, in [0, 1]."""
-        xp, t = _namespace(t)
+        xp, t = namespace_of(t)
         return self._masked(xp, xp.maximum(t, self.eps))
 
     def loss_weight(self, t: Any) -> Any:
         """`-alpha'(t) / (1 - alpha(t))`, what a masked token's loss counts; same shape as `t`, at least 0."""
-        xp, t = _namespace(t)
+        xp, t = namespace_of(t)
         return self._weight(xp, xp.maximum(t, self.eps))
 
     def masked_left(self, count: Any, fraction: float) -> Any:
@@ -97,10 +97,3 @@ class MaskSchedule(abc.ABC):
     def from_config(cls, config: dict[str, Any]) -> "MaskSchedule":
         """The inverse of `get_config`."""
         return cls(**config)
-
-
-def _namespace(t: Any) -> tuple[Any, Any]:
-    """(NumPy, float64 array) for host values, (keras.ops, tensor) for tensors."""
-    if isinstance(t, np.ndarray | np.generic | float | int | list | tuple):
-        return np, np.asarray(t, "float64")
-    return keras.ops, t

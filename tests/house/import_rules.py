@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("provenance",),
     ("testing",),
     ("validation",),
+    ("counter_random",),
     ("backend",),
     ("version",),
 )

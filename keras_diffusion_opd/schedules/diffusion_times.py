@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_diffusion_opd.data.counter_random import split_words, threefry2x32, uniform64
+from keras_diffusion_opd.counter_random import split_words, threefry2x32, uniform64
 
 TIMES = ("low_discrepancy", "antithetic", "independent")
 _TIME_STREAM = 0x40000000
@@ -26,7 +26,7 @@ def mirror(uniform: np.ndarray, mirrored: bool) -> np.ndarray:
     return (1.0 - 2.0**-53) - uniform if mirrored else uniform
 
 
-def uniform_times(kind: str, seed: int, step: int, ids: np.ndarray, batch_ids: Any, parts: int = 1) -> np.ndarray:
+def spread_times(kind: str, seed: int, step: int, ids: np.ndarray, batch_ids: Any, parts: int = 1) -> np.ndarray:
     """Times before the schedule's `eps`, float64 (B, parts) in [0, 1).
 
     "independent": each for itself. Otherwise one grid of B * parts even steps from a common random offset:

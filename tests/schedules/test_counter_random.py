@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_diffusion_opd.data.counter_random import split_words, splitmix, threefry2x32, uniform32, uniform64
+from keras_diffusion_opd.counter_random import split_words, splitmix, threefry2x32, uniform32, uniform64
 
 
 def word(value):

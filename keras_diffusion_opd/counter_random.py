@@ -32,7 +32,7 @@ def threefry2x32(xp: Any, key: tuple[Any, Any], counter: tuple[Any, Any]) -> tup
 
     ```python
     import numpy as np
-    from keras_diffusion_opd.data.counter_random import threefry2x32
+    from keras_diffusion_opd.counter_random import threefry2x32
 
     zero = np.zeros((1,), "int32")
     first, second = threefry2x32(np, (zero, zero), (zero, zero))
