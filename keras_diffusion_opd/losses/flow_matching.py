@@ -7,9 +7,8 @@ from keras import ops
 
 from keras_diffusion_opd.losses.sample_rows import SampleRows, row_mean
 from keras_diffusion_opd.losses.weighted_sum import LossOutput, WeightedSum
+from keras_diffusion_opd.schedules.flow_weights import WEIGHTS, flow_weight
 from keras_diffusion_opd.validation import finite_real
-
-WEIGHTINGS = ("none", "min_snr", "min_rf")
 
 
 def flow_matching_loss(velocity: Any, x0: Any, noise: Any, *, weight: Any = None) -> Any:
@@ -83,8 +82,8 @@ class FlowMatchingLoss:
     metric_names = ("flow/velocity_error",)
 
     def __init__(self, weighting: str = "none", gamma: float = 5.0) -> None:
-        if weighting not in WEIGHTINGS:
-            raise ValueError(f"`weighting` must be one of {WEIGHTINGS}. Received {weighting!r}.")
+        if weighting not in WEIGHTS:
+            raise ValueError(f"`weighting` must be one of {list(WEIGHTS)}. Received {weighting!r}.")
         self.weighting, self.gamma = weighting, finite_real("gamma", gamma)
         if self.gamma <= 0:
             raise ValueError(f"`gamma` must be above 0. Received {gamma}.")
@@ -107,12 +106,7 @@ class FlowMatchingLoss:
         return LossOutput(rows.sum(weighted), {"flow/velocity_error": WeightedSum(plain.total, plain.weight)})
 
     def _factor(self, s: Any) -> Any:
-        s = ops.stop_gradient(s)
-        if self.weighting == "min_snr":
-            return ops.minimum(ops.square(1.0 - s), self.gamma * ops.square(s))
-        if self.weighting == "min_rf":
-            return ops.minimum(ops.ones_like(s), self.gamma * ops.square(s))
-        return ops.ones_like(s)
+        return flow_weight(self.weighting, ops.stop_gradient(s), gamma=self.gamma)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
