@@ -137,8 +137,7 @@ class DiffusionNFTTrainer(WindowTrainer):
             reference = ops.stop_gradient(_inference(self.reference, inputs))
             output = self.loss(velocity, old, x_s, x0, time, reward, reference, batch.loss_weights)
         # 4. Where it broke.
-        bad = ops.logical_not(ops.all(ops.isfinite(ops.reshape(velocity, (ops.shape(velocity)[0], -1))), axis=1))
-        found["velocity_finite"] = ops.logical_and(active, bad)
+        found["velocity_finite"] = ops.logical_and(active, _not_finite(velocity))
         primary = self.with_losses(output.primary)
         self.metric_set.add(primary, output.metrics)
         return primary, found
@@ -198,6 +197,11 @@ def _inference(model: Any, inputs: Any) -> Any:
     return model(inputs, training=False) if model._call_has_training_arg else model(inputs)
 
 
+def _not_finite(values: Any) -> Any:
+    """bool (B,): rows of (B, ...) that hold NaN or infinity."""
+    return ops.logical_not(ops.all(ops.isfinite(ops.reshape(values, (ops.shape(values)[0], -1))), axis=1))
+
+
 def _silenced_condition(value: Any, active: Any) -> Any:
     value = ops.convert_to_tensor(value)
     if "float" not in keras.backend.standardize_dtype(value.dtype):
@@ -215,14 +219,11 @@ def _checked(batch: RewardBatch, active: Any) -> tuple[Any, Any, Any, Any, dict[
     x0, noise = silenced(batch.samples, 0.0), silenced(batch.noise, 0.0)
     time, reward = silenced(batch.times, 0.5), silenced(batch.rewards, 0.5)
 
-    def row_bad(value: Any) -> Any:
-        return ops.logical_not(ops.all(ops.isfinite(ops.reshape(value, (ops.shape(value)[0], -1))), axis=1))
-
     def outside(value: Any) -> Any:
         return ops.logical_not(ops.logical_and(value >= 0, value <= 1))
 
     found = {
-        "samples_finite": ops.logical_or(row_bad(x0), row_bad(noise)),
+        "samples_finite": ops.logical_or(_not_finite(x0), _not_finite(noise)),
         "rewards_in_range": ops.logical_or(outside(time), outside(reward)),
     }
     return x0, noise, time, reward, found
